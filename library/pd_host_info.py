@@ -1,0 +1,99 @@
+#!/usr/bin/python
+# Copyright: the pdstack contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Report what of a host is taken: ports, disks, packages, the current release."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pd_host_info
+short_description: Report ports in use and by whom, free disk space, missing packages and the current release
+description:
+  - Reads C(/proc), the file systems and the package database. Changes nothing.
+  - The RV(facts) it returns are the sections C(ports) and C(disks) of the host's facts document.
+version_added: "0.1.0"
+options:
+  paths:
+    description: Paths whose file systems are reported. A path need not exist yet.
+    type: list
+    elements: str
+    default: []
+  packages:
+    description: Distribution packages whose presence is reported, by the names of this host's distribution.
+    type: list
+    elements: str
+    default: []
+  current:
+    description: The link that names the release in use.
+    type: path
+    default: /opt/pdstack/current
+attributes:
+  check_mode:
+    description: Reads only, so it does the same with and without check mode.
+    support: full
+  diff_mode:
+    description: Changes nothing, so there is nothing to show.
+    support: none
+author: The pdstack contributors
+"""
+
+EXAMPLES = r"""
+- name: Look at the host
+  pd_host_info:
+    paths: [/opt/pdstack, /var/lib/pdstack]
+    packages: [numactl]
+  register: host_info
+"""
+
+RETURN = r"""
+facts:
+  description: Sections C(ports) and C(disks) of the facts document.
+  returned: always
+  type: dict
+packages_missing:
+  description: Those of O(packages) that are not installed.
+  returned: always
+  type: list
+  elements: str
+current_release:
+  description: The id of the release that O(current) points to, empty when there is none.
+  returned: always
+  type: str
+distribution:
+  description: C(ID) of C(/etc/os-release).
+  returned: always
+  type: str
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.pdstack import codec, facts, hostinfo, ports, runner
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "paths": {"type": "list", "elements": "str", "default": []},
+            "packages": {"type": "list", "elements": "str", "default": []},
+            "current": {"type": "path", "default": "/opt/pdstack/current"},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    module.exit_json(
+        changed=False,
+        facts={
+            "host": "",
+            "schema": facts.SCHEMA,
+            "ports": codec.dump(ports.listening()),
+            "disks": [codec.dump(hostinfo.disk(path)) for path in params["paths"]],
+        },
+        packages_missing=hostinfo.missing_packages(runner.run, params["packages"]),
+        current_release=os.path.basename(hostinfo.link_target(params["current"])),
+        distribution=hostinfo.os_release().get("ID", ""),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+#!/usr/bin/python
+# Copyright: the pdstack contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Wait until services answer, and explain when they do not."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pd_service_wait
+short_description: Wait until services answer, and explain when they do not
+description:
+  - Polls each unit and its health address until all answer 200.
+  - Fails at once when a unit has failed or is restarting over and over, with the last lines of its journal and
+    the likely cause.
+  - A healthy engine is not yet a serving pair; M(pd_verify) proves that.
+version_added: "0.1.0"
+options:
+  targets:
+    description: What to wait for.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: The name in the report.
+        type: str
+        required: true
+      unit:
+        description: The systemd unit.
+        type: str
+        required: true
+      url:
+        description: An address that answers 200 once the service is up.
+        type: str
+        required: true
+  timeout:
+    description: Seconds to wait at most. Loading 146 GB from a cold disk takes minutes.
+    type: int
+    default: 1800
+  marks:
+    description: Folder that keeps how long each process took, for later reports. It vanishes at a reboot.
+    type: path
+    default: /run/pdstack/ready
+attributes:
+  check_mode:
+    description: Looks once and does not wait, since nothing was started.
+    support: partial
+  diff_mode:
+    description: Changes nothing, so there is nothing to show.
+    support: none
+author: The pdstack contributors
+"""
+
+EXAMPLES = r"""
+- name: Wait for the decode server
+  pd_service_wait:
+    targets:
+      - name: decode-0
+        unit: pd-decode@0.service
+        url: http://127.0.0.1:30100/health
+"""
+
+RETURN = r"""
+instances:
+  description: Per target its name, unit, whether it is ready, its state and its time to ready in seconds.
+  returned: always
+  type: list
+  elements: dict
+"""
+
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.pdstack import codec, http, runner, waiter
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "targets": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "unit": {"type": "str", "required": True},
+                    "url": {"type": "str", "required": True},
+                },
+            },
+            "timeout": {"type": "int", "default": 1800},
+            "marks": {"type": "path", "default": "/run/pdstack/ready"},
+        },
+        supports_check_mode=True,
+    )
+    targets = [waiter.Target(item["name"], item["unit"], item["url"]) for item in module.params["targets"]]
+    try:
+        results = waiter.wait(
+            targets,
+            runner.run,
+            http.status,
+            time.monotonic,
+            time.sleep,
+            0 if module.check_mode else module.params["timeout"],
+            module.params["marks"],
+        )
+    except runner.CommandFailed as error:
+        module.fail_json(msg=str(error))
+    instances = [codec.dump(result) for result in results]
+    late = [result for result in results if not result.ready]
+    if late and not module.check_mode:
+        module.fail_json(
+            msg="\n\n".join(f"{item.name} ({item.unit}) is {item.state}. {item.detail}".rstrip() for item in late),
+            instances=instances,
+        )
+    module.exit_json(changed=False, instances=instances)
+
+
+if __name__ == "__main__":
+    main()

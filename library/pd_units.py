@@ -1,0 +1,167 @@
+#!/usr/bin/python
+# Copyright: the pdstack contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Keep systemd units enabled, running and running what their files say."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pd_units
+short_description: Keep systemd units enabled, running, and running what their files say
+description:
+  - Enables and starts the units that are named, stops and disables those that match O(owned) and are not named.
+  - Restarts a unit whose process started before one of its files last changed, and with it the other units of
+    its set, since the two sides of a prefill-decode pair must agree. That rule also finishes the work of a run
+    that was interrupted between writing a file and restarting.
+  - Nothing else restarts.
+version_added: "0.1.0"
+options:
+  units:
+    description: The units that should run.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name:
+        description: The unit's full name.
+        type: str
+        required: true
+      set:
+        description: Units with the same set restart together. Empty for a unit of its own.
+        type: str
+        default: ""
+      files:
+        description: Files whose change makes the running process stale. A link counts by its own time.
+        type: list
+        elements: str
+        default: []
+  owned:
+    description: Patterns of units that belong to the declared set alone, as C(systemctl list-units) takes them.
+    type: list
+    elements: str
+    default: []
+  changed_files:
+    description: Files that this run has written already. They make their units stale whatever the clock says.
+    type: list
+    elements: str
+    default: []
+  stale_sets:
+    description: Sets that must restart because a member on another host does.
+    type: list
+    elements: str
+    default: []
+  observe:
+    description: Only report what would be done, without counting it as a change.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Reports what would be done. Files that this run would have written count through O(changed_files).
+    support: full
+  diff_mode:
+    description: Shows each unit's action and its reason.
+    support: full
+author: The pdstack contributors
+"""
+
+EXAMPLES = r"""
+- name: Run the pair
+  pd_units:
+    units:
+      - name: pd-prefill@0.service
+        set: pair-0
+        files: [/etc/systemd/system/pd-prefill@.service, /etc/pdstack/instances/prefill-0.yaml]
+      - name: pd-decode@0.service
+        set: pair-0
+        files: [/etc/systemd/system/pd-decode@.service, /etc/pdstack/instances/decode-0.yaml]
+    owned: ["pd-prefill@*.service", "pd-decode@*.service"]
+"""
+
+RETURN = r"""
+actions:
+  description: The units by verb (reload, enable, disable, stop, start, restart).
+  returned: always
+  type: dict
+pending:
+  description: Whether there is anything to do.
+  returned: always
+  type: bool
+reasons:
+  description: Why each of those units is acted on.
+  returned: always
+  type: dict
+stale_sets:
+  description: The sets of which a member is stale on this host.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.pdstack import runner, units
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "units": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "name": {"type": "str", "required": True},
+                    "set": {"type": "str", "default": ""},
+                    "files": {"type": "list", "elements": "str", "default": []},
+                },
+            },
+            "owned": {"type": "list", "elements": "str", "default": []},
+            "changed_files": {"type": "list", "elements": "str", "default": []},
+            "stale_sets": {"type": "list", "elements": "str", "default": []},
+            "observe": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    wanted = [units.WantedUnit(item["name"], item["set"], tuple(item["files"])) for item in params["units"]]
+    try:
+        todo, stale_sets = observe(wanted, params)
+        if not (module.check_mode or params["observe"]):
+            units.apply(todo, runner.run)
+    except runner.CommandFailed as error:
+        module.fail_json(msg=str(error))
+    actions = {verb: getattr(todo, verb) for verb in ("enable", "disable", "stop", "start", "restart")}
+    lines = [f"{verb} {name}: {todo.why.get(name, '')}\n" for verb, names in actions.items() for name in names]
+    if todo.reload:
+        lines.insert(0, "systemctl daemon-reload\n")
+    module.exit_json(
+        changed=todo.changed and not params["observe"],
+        actions={"reload": todo.reload, **actions},
+        pending=todo.changed,
+        reasons=todo.why,
+        stale_sets=stale_sets,
+        diff={"before": "", "after": "".join(lines), "before_header": "units", "after_header": "units"},
+    )
+
+
+def observe(wanted, params):  # type: ignore[no-untyped-def]
+    """Return the plan for these units and the sets that are stale here."""
+    strays = [name for name in units.known(runner.run, params["owned"]) if name not in {unit.name for unit in wanted}]
+    states = units.show(runner.run, [unit.name for unit in wanted] + strays)
+    offset = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
+    stale = {}
+    for unit in wanted:
+        reason = units.stale_reason(unit, states[unit.name], params["changed_files"], offset)
+        if reason:
+            stale[unit.name] = reason
+        elif unit.set in params["stale_sets"]:
+            stale[unit.name] = f"a member of {unit.set} on another host restarts"
+    stale_sets = sorted({unit.set for unit in wanted if unit.name in stale and unit.set})
+    todo = units.plan(wanted, states, stale, strays)
+    todo.reload = todo.reload or any(path.startswith("/etc/systemd/system/") for path in params["changed_files"])
+    return todo, stale_sets
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+#!/usr/bin/python
+# Copyright: the pdstack contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Prove that the running service is the planned one."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pd_verify
+short_description: Prove that the running service is the planned one
+description:
+  - Reads CPUs and memory policy of every process of each unit from C(/proc), compares each engine's own account
+    of its configuration with the plan, and sends golden completions through the router, plain and streamed.
+  - Reads only, and reports every check that failed, not just the first.
+version_added: "0.1.0"
+options:
+  instances:
+    description: The instances of this host, as the plan has them.
+    type: list
+    elements: dict
+    default: []
+  routers:
+    description: The routers of this host, as the plan has them.
+    type: list
+    elements: dict
+    default: []
+  model:
+    description: The name that the model is served by.
+    type: str
+    required: true
+  info_path:
+    description: The path at which an engine of this release tells its configuration.
+    type: str
+    default: /server_info
+  ignore_args:
+    description: Engine arguments that an engine does not report as they were given.
+    type: list
+    elements: str
+    default: []
+  cases:
+    description: Golden prompts. Each has C(prompt), C(max_tokens), and C(expect) (exact text) or C(pattern).
+    type: list
+    elements: dict
+    default: []
+  cases_file:
+    description: A JSON file on the host with more cases, such as those of a reference implementation.
+    type: path
+  timeout:
+    description: Seconds that a completion may take.
+    type: int
+    default: 120
+attributes:
+  check_mode:
+    description: Reads only, so it does the same with and without check mode.
+    support: full
+  diff_mode:
+    description: Changes nothing, so there is nothing to show.
+    support: none
+author: The pdstack contributors
+"""
+
+EXAMPLES = r"""
+- name: Prove the service
+  pd_verify:
+    instances: "{{ plan.instances }}"
+    routers: "{{ plan.routers }}"
+    model: tiny
+    cases:
+      - prompt: "The capital of France is"
+        max_tokens: 8
+        pattern: Paris
+"""
+
+RETURN = r"""
+checks:
+  description: Every check with its subject, whether it held, what was found and what was wanted.
+  returned: always
+  type: list
+  elements: dict
+"""
+
+import json
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.pdstack import codec, http, verify
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "instances": {"type": "list", "elements": "dict", "default": []},
+            "routers": {"type": "list", "elements": "dict", "default": []},
+            "model": {"type": "str", "required": True},
+            "info_path": {"type": "str", "default": "/server_info"},
+            "ignore_args": {"type": "list", "elements": "str", "default": []},
+            "cases": {"type": "list", "elements": "dict", "default": []},
+            "cases_file": {"type": "path"},
+            "timeout": {"type": "int", "default": 120},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    report = verify.Report()
+
+    def ask(method, url, body):  # type: ignore[no-untyped-def]
+        return http.request(method, url, body, timeout_s=params["timeout"])
+
+    for instance in params["instances"]:
+        report.checks += verify.check_pinning(instance["unit"], instance["cpus"], instance["memory_nodes"])
+        url = f"http://{instance['address']}:{instance['ports']['http']}{params['info_path']}"
+        report.checks += verify.check_configuration(instance["name"], url, instance["args"], ask, params["ignore_args"])
+    cases = [codec.load(verify.GoldenCase, case) for case in params["cases"]]
+    if params["cases_file"]:
+        with open(params["cases_file"], encoding="utf-8") as handle:
+            cases += [codec.load(verify.GoldenCase, case) for case in json.load(handle)]
+    if params["routers"] and not cases:
+        module.fail_json(msg="there is no golden prompt to try: set cases or cases_file")
+    for router in params["routers"]:
+        base = f"http://{router['address']}:{router['ports']['http']}"
+        for case in cases:
+            for stream in (False, True):
+                report.checks.append(verify.check_completion(base, params["model"], case, ask, stream))
+    checks = [codec.dump(check) for check in report.checks]
+    if report.failures:
+        module.fail_json(
+            msg=f"{len(report.failures)} of {len(report.checks)} checks failed:\n{report.text()}", checks=checks
+        )
+    module.exit_json(changed=False, checks=checks)
+
+
+if __name__ == "__main__":
+    main()

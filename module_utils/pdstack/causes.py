@@ -1,0 +1,83 @@
+"""Likely causes of a failed start, by patterns that engine, router and systemd are known to print."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import List, Optional
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a pattern in the journal means and what to do about it."""
+
+    pattern: str
+    means: str
+    do: str
+
+
+CAUSES: List[Cause] = [
+    Cause(
+        r"failed to install Prometheus metrics exporter|PrometheusBuildError",
+        "the router's metrics port is taken by another process, often a router that was started by hand",
+        "find it with `ss -ltnp`, stop it, or set pd_ports.router_metrics to a free port",
+    ),
+    Cause(
+        r"Address already in use|address already in use|EADDRINUSE",
+        "the port of this instance is taken by another process",
+        "find it with `ss -ltnp`, stop it, or choose another port in pd_ports",
+    ),
+    Cause(
+        r"ModuleNotFoundError|ImportError: .*undefined symbol|cannot open shared object file",
+        "the release is incomplete or mixes versions",
+        "run playbooks/deploy_pd.yml again: sglang_runtime compares the release with its lock and repairs it",
+    ),
+    Cause(
+        r"unrecognized arguments|invalid choice:|error: argument ",
+        "an engine argument is unknown to this release",
+        "look at pd_engine.extra_args; the plan's own flags follow the release's table",
+    ),
+    Cause(
+        r"CUDA out of memory|OutOfMemoryError|Not enough memory",
+        "the GPU or host memory does not hold the weights and the KV cache",
+        "lower pd_engine.mem_fraction_static or pd_topology.context_length, or stop what else uses the GPU",
+    ),
+    Cause(
+        r"CUDA driver version is insufficient|Driver/library version mismatch|system has unsupported display driver",
+        "the loaded driver and the CUDA libraries do not fit",
+        "run playbooks/probe.yml; after a driver upgrade the host needs a reboot",
+    ),
+    Cause(
+        r"NCCL (?:WARN|ERROR)|ncclInternalError|ncclSystemError|Watchdog caught collective operation timeout",
+        "NCCL failed or hung between the GPUs of this instance",
+        "run playbooks/probe.yml with pd_probe_measure=true and look at P2P, IOMMU and ACS",
+    ),
+    Cause(
+        r"NIXL_ERR_BACKEND|no active messages transport|network device .* is not available",
+        "NIXL found no usable transport",
+        "check UCX_TLS and UCX_NET_DEVICES in the instance's environment against `ls /sys/class/net`",
+    ),
+    Cause(
+        r"No such file or directory.*(?:config\.json|safetensors)|does not appear to have a file named|FileNotFoundError",
+        "the model is missing, or user pdstack may not read it (safetensors reports that as missing, too)",
+        "run playbooks/checkpoint.yml, and check with `sudo -u pdstack ls -l` on the model's folder",
+    ),
+    Cause(
+        r"status=21[4-9]/|status=2[2-4]\d/|Failed at step (?:CPUAFFINITY|NUMA_POLICY|EXEC|NAMESPACE)",
+        "systemd could not apply a setting of the unit before the program started",
+        "`systemctl status` names the step; a CPU list or NUMA node that this host does not have is the usual reason",
+    ),
+    Cause(
+        r"start request repeated too quickly|Start request repeated too quickly",
+        "the unit failed several times in a row and systemd gave up",
+        "the first failure in the journal is the one to read",
+    ),
+]
+
+
+def likely(journal: str) -> Optional[Cause]:
+    """Return the first known cause that the journal shows; the list is ordered from specific to general."""
+    for cause in CAUSES:
+        if re.search(cause.pattern, journal):
+            return cause
+    return None

@@ -1,0 +1,172 @@
+"""A declared set of files and folders: compare with the disk, then make it so, all or nothing.
+
+The role renders what should be; this compares and writes. New contents are staged beside their
+targets first and renamed only when all of them lie on disk, so a full disk changes nothing.
+"""
+
+from __future__ import annotations
+
+import glob
+import grp
+import os
+import pwd
+import shutil
+import stat
+from dataclasses import dataclass, field
+from typing import Dict, Iterable, List, Optional, Tuple
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file (``content`` is its text) or one folder (``content`` is None)."""
+
+    path: str
+    content: Optional[str] = None
+    mode: int = 0o644
+    owner: str = "root"
+    group: str = "root"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What differs at one path. ``action`` is create, update, attributes or remove."""
+
+    path: str
+    action: str
+    before: str = ""
+    after: str = ""
+
+
+@dataclass
+class FilesPlan:
+    changes: List[Change] = field(default_factory=list)
+    entries: Dict[str, Entry] = field(default_factory=dict)
+
+
+class FilesError(RuntimeError):
+    """The declared set cannot be realised; nothing was changed unless the message says so."""
+
+
+def plan(entries: Iterable[Entry], owned: Iterable[str] = ()) -> FilesPlan:
+    """Compare the declared entries with the disk.
+
+    ``owned`` are glob patterns; whatever matches one and is not declared is to be removed.
+    """
+    result = FilesPlan()
+    for entry in entries:
+        if not os.path.isabs(entry.path) or os.path.normpath(entry.path) != entry.path:
+            raise FilesError(f"{entry.path!r}: a declared path must be absolute and without '..'")
+        if entry.path in result.entries:
+            raise FilesError(f"{entry.path}: declared twice")
+        result.entries[entry.path] = entry
+        change = _compare(entry)
+        if change:
+            result.changes.append(change)
+    strays = sorted({match for pattern in owned for match in glob.glob(pattern)} - set(result.entries))
+    for path in strays:
+        if not any(declared.startswith(path + "/") for declared in result.entries):
+            result.changes.append(Change(path, "remove", before=_describe(path)))
+    return result
+
+
+def apply(todo: FilesPlan) -> None:
+    """Carry out a plan. Raises FilesError; then what was staged is gone and the targets are as before."""
+    folders = [todo.entries[c.path] for c in todo.changes if c.action != "remove" and todo.entries[c.path].content is None]
+    files = [todo.entries[c.path] for c in todo.changes if c.action != "remove" and todo.entries[c.path].content is not None]
+    ids = {entry.path: _ids(entry) for entry in folders + files}
+    for entry in sorted(folders, key=lambda item: item.path):
+        if os.path.islink(entry.path) or os.path.isfile(entry.path):
+            raise FilesError(f"{entry.path} is not a folder; move it away, then run again. Nothing was changed.")
+        os.makedirs(entry.path, exist_ok=True)
+        os.chmod(entry.path, entry.mode)
+        os.chown(entry.path, *ids[entry.path])
+    staged: List[Tuple[str, str]] = []
+    try:
+        for entry in files:
+            os.makedirs(os.path.dirname(entry.path), exist_ok=True)
+            temporary = os.path.join(os.path.dirname(entry.path), f".{os.path.basename(entry.path)}.pdstack-{os.getpid()}")
+            staged.append((temporary, entry.path))
+            with open(temporary, "w", encoding="utf-8", newline="") as handle:
+                os.fchmod(handle.fileno(), entry.mode)
+                os.fchown(handle.fileno(), *ids[entry.path])
+                handle.write(entry.content or "")
+                handle.flush()
+                os.fsync(handle.fileno())
+        for temporary, path in staged:
+            if os.path.isdir(path) and not os.path.islink(path):
+                raise FilesError(f"{path} is a folder where a file belongs; move it away, then run again.")
+        for temporary, path in staged:
+            os.replace(temporary, path)
+    except OSError as error:
+        raise FilesError(f"{error.filename or 'writing'}: {error.strerror}. No file was changed; free space, then run again.") from error
+    finally:
+        for temporary, _ in staged:
+            if os.path.lexists(temporary):
+                os.unlink(temporary)
+    for change in todo.changes:
+        if change.action == "remove":
+            _remove(change.path)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def _ids(entry: Entry) -> Tuple[int, int]:
+    try:
+        return pwd.getpwnam(entry.owner).pw_uid, grp.getgrnam(entry.group).gr_gid
+    except KeyError as error:
+        raise FilesError(f"{entry.path}: {error.args[0]}; nothing was changed") from error
+
+
+def _compare(entry: Entry) -> Optional[Change]:
+    if not os.path.lexists(entry.path):
+        return Change(entry.path, "create", after=entry.content if entry.content is not None else _wanted(entry))
+    found = os.lstat(entry.path)
+    if entry.content is not None:
+        if not stat.S_ISREG(found.st_mode):
+            return Change(entry.path, "update", before=_describe(entry.path), after=entry.content)
+        before = _read(entry.path)
+        if before != entry.content:
+            return Change(entry.path, "update", before=before, after=entry.content)
+    elif not stat.S_ISDIR(found.st_mode):
+        return Change(entry.path, "update", before=_describe(entry.path), after=_wanted(entry))
+    actual = f"mode {stat.S_IMODE(found.st_mode):04o} {_name(found)}\n"
+    if actual != _wanted(entry):
+        return Change(entry.path, "attributes", before=actual, after=_wanted(entry))
+    return None
+
+
+def _wanted(entry: Entry) -> str:
+    return f"mode {entry.mode:04o} {entry.owner}:{entry.group}\n"
+
+
+def _name(found: os.stat_result) -> str:
+    try:
+        owner = pwd.getpwuid(found.st_uid).pw_name
+    except KeyError:
+        owner = str(found.st_uid)
+    try:
+        group = grp.getgrgid(found.st_gid).gr_name
+    except KeyError:
+        group = str(found.st_gid)
+    return f"{owner}:{group}"
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace", newline="") as handle:
+        return handle.read()
+
+
+def _describe(path: str) -> str:
+    if os.path.islink(path):
+        return f"link to {os.readlink(path)}\n"
+    if os.path.isdir(path):
+        return f"folder with {len(os.listdir(path))} entries\n"
+    try:
+        return _read(path)
+    except OSError as error:
+        return f"unreadable: {error.strerror}\n"

@@ -1,0 +1,52 @@
+"""Small facts of a host: disks, packages, the distribution, links."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import Dict, List, Sequence
+
+from .facts import Disk
+from .runner import Runner
+
+
+def disk(path: str) -> Disk:
+    """Return the file system that holds ``path``, or would hold it once it exists."""
+    existing = path
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing) or "/"
+    space = os.statvfs(existing)
+    return Disk(path=path, free_bytes=space.f_bavail * space.f_frsize, total_bytes=space.f_blocks * space.f_frsize)
+
+
+def link_target(path: str) -> str:
+    """Return what a symbolic link points to, "" when there is no such link."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def os_release(path: str = "/etc/os-release") -> Dict[str, str]:
+    """Return the fields of os-release(5)."""
+    fields = {}
+    try:
+        with open(path, encoding="utf-8") as handle:
+            for line in handle:
+                key, equals, value = line.strip().partition("=")
+                if equals and not key.startswith("#"):
+                    fields[key] = "".join(shlex.split(value))
+    except OSError:
+        pass
+    return fields
+
+
+def missing_packages(runner: Runner, names: Sequence[str]) -> List[str]:
+    """Return the packages that dpkg or rpm does not know as installed."""
+    if not names:
+        return []
+    listed = runner(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *names])
+    if listed.rc != 127:
+        present = {line.split()[1] for line in listed.out.splitlines() if line.startswith("installed ")}
+        return [name for name in names if name not in present]
+    return [name for name in names if runner(["rpm", "-q", "--whatprovides", name]).rc != 0]

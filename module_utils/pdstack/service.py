@@ -1,0 +1,153 @@
+"""From the plan to the files of one host: units, placement, engine configuration, environment.
+
+Pure text: the role renders its unit templates and hands them in; pd_files compares and writes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, List, Mapping, Sequence
+
+UNIT_FOLDER = "/etc/systemd/system"
+CONFIG_FOLDER = "/etc/pdstack"
+CURRENT = "/opt/pdstack/current"
+
+
+def instances_of(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
+    """Return the engine instances that the plan puts on a host."""
+    return [instance for instance in plan["instances"] if instance["host"] == host]
+
+
+def routers_of(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
+    """Return the routers that the plan puts on a host (one or none)."""
+    return [router for router in plan["routers"] if router["host"] == host]
+
+
+def files(plan: Mapping[str, Any], host: str, unit_texts: Mapping[str, str]) -> List[Dict[str, Any]]:
+    """Return every file of a host, as pd_files takes them.
+
+    ``unit_texts`` maps unit file names to their rendered text; those that this host needs are used.
+    """
+    found: List[Dict[str, Any]] = [_file(f"{CONFIG_FOLDER}/plan.json", _json(plan))]
+    if instances_of(plan, host) or routers_of(plan, host):
+        found.append(_file(f"{UNIT_FOLDER}/pd.target", unit_texts["pd.target"]))
+    for role in sorted({instance["role"] for instance in instances_of(plan, host)}):
+        found.append(_file(f"{UNIT_FOLDER}/pd-{role}@.service", unit_texts[f"pd-{role}@.service"]))
+    for instance in instances_of(plan, host):
+        for path, text in (
+            (_unit_folder(instance), None),
+            (f"{_unit_folder(instance)}/placement.conf", placement(instance)),
+            (f"{CONFIG_FOLDER}/instances/{instance['name']}.yaml", engine_config(instance)),
+            (f"{CONFIG_FOLDER}/instances/{instance['name']}.env", environment(instance)),
+        ):
+            found.append(_file(path, text))
+    if routers_of(plan, host):
+        found.append(_file(f"{UNIT_FOLDER}/pd-router.service", unit_texts["pd-router.service"]))
+    return found
+
+
+def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
+    """Return the units of a host, as pd_units takes them."""
+    found: List[Dict[str, Any]] = []
+    for instance in instances_of(plan, host):
+        found.append(
+            {
+                "name": instance["unit"],
+                "set": instance["set"],
+                "files": [
+                    f"{UNIT_FOLDER}/pd-{instance['role']}@.service",
+                    f"{_unit_folder(instance)}/placement.conf",
+                    f"{CONFIG_FOLDER}/instances/{instance['name']}.yaml",
+                    f"{CONFIG_FOLDER}/instances/{instance['name']}.env",
+                    CURRENT,
+                ],
+            }
+        )
+    for router in routers_of(plan, host):
+        found.append({"name": router["unit"], "set": "", "files": [f"{UNIT_FOLDER}/pd-router.service", CURRENT]})
+    if found:
+        found.append({"name": "pd.target", "set": "", "files": []})
+    return found
+
+
+def targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
+    """Return what to wait for on a host, as pd_service_wait takes it."""
+    engines = [
+        {"name": item["name"], "unit": item["unit"], "url": f"{_base(item)}/health"}
+        for item in instances_of(plan, host)
+    ]
+    # /health of a router is 200 with no worker at all; /readiness needs both sides of a pair
+    return engines + [
+        {"name": item["name"], "unit": item["unit"], "url": f"{_base(item)}/readiness"}
+        for item in routers_of(plan, host)
+    ]
+
+
+def placement(instance: Mapping[str, Any]) -> str:
+    """Return the drop-in that pins an instance, with the plan's reasons as its comments."""
+    lines = [f"# Placement of {instance['name']}, from /etc/pdstack/plan.json."]
+    lines += [f"# {why['decision']}: {why['reason']}" for why in instance["why"] if why["decision"] in PLACEMENT]
+    lines.append("[Service]")
+    if instance["cpus"]:
+        lines.append(f"CPUAffinity={instance['cpus']}")
+    if instance["memory_nodes"]:
+        lines += ["NUMAPolicy=bind", f"NUMAMask={instance['memory_nodes']}"]
+    return "\n".join(lines) + "\n"
+
+
+PLACEMENT = ("gpus", "cpus", "memory_nodes", "numa_nodes")
+
+
+def engine_config(instance: Mapping[str, Any]) -> str:
+    """Return the engine's ``--config`` YAML. JSON scalars are YAML, so no library is needed."""
+    lines = [f"# Engine arguments of {instance['name']}, from /etc/pdstack/plan.json. `playbooks/deploy_pd.yml` rewrites this file."]
+    lines += [f"{option}: {json.dumps(value)}" for option, value in sorted(instance["args"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def environment(instance: Mapping[str, Any]) -> str:
+    """Return the unit's EnvironmentFile (systemd.exec(5)): values quoted, no secrets."""
+    lines = [f"# Environment of {instance['name']}, from /etc/pdstack/plan.json."]
+    for name, value in sorted(instance["env"].items()):
+        escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+        lines.append(f'{name}="{escaped}"')
+    return "\n".join(lines) + "\n"
+
+
+def router_arguments(router: Mapping[str, Any]) -> List[str]:
+    """Return the router's command line after the program, as words."""
+    words: List[str] = []
+    for option, value in sorted(router["args"].items()):
+        words += _option(option, value)
+    for worker in router["workers"].get("prefill", []):
+        words += ["--prefill", worker["url"], str(worker["bootstrap_port"])]
+    for worker in router["workers"].get("decode", []):
+        words += ["--decode", worker["url"]]
+    plain = [worker["url"] for worker in router["workers"].get("aggregated", [])]
+    return words + (["--worker-urls", *plain] if plain else [])
+
+
+def _option(option: str, value: Any) -> Sequence[str]:
+    if value is True:
+        return [f"--{option}"]
+    if value is False or value is None:
+        return []
+    return [f"--{option}", str(value)]
+
+
+def _unit_folder(instance: Mapping[str, Any]) -> str:
+    return f"{UNIT_FOLDER}/{instance['unit']}.d"
+
+
+def _base(item: Mapping[str, Any]) -> str:
+    return f"http://{item['address']}:{item['ports']['http']}"
+
+
+def _file(path: str, text: Any) -> Dict[str, Any]:
+    if text is None:
+        return {"path": path, "mode": "0755"}
+    return {"path": path, "content": text}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"

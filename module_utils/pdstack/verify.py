@@ -1,0 +1,188 @@
+"""Proof that the running service is the planned one: processes, configuration, and real completions.
+
+Everything is read from the machine (/proc, HTTP), never from the files that were written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from . import cpulist
+from .ports import unit_of
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP answer; status 0 when none came, and then ``body`` says why."""
+
+    status: int
+    body: str
+
+
+Http = Callable[[str, str, Optional[Dict[str, Any]]], Reply]  # method, url, JSON body
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. ``found`` and ``wanted`` are for an operator to compare."""
+
+    subject: str
+    ok: bool
+    found: str
+    wanted: str
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """A prompt and what its greedy completion must be.
+
+    ``expect`` is the exact text (from a reference implementation of the same weights), or
+    ``pattern`` a regular expression that the text must contain.
+    """
+
+    prompt: str
+    max_tokens: int = 16
+    expect: Optional[str] = None
+    pattern: Optional[str] = None
+
+
+def processes_of(unit: str, proc_root: str = "/proc") -> List[int]:
+    """Return the processes in a unit's control group."""
+    pids = (int(name) for name in os.listdir(proc_root) if name.isdigit())
+    return sorted(pid for pid in pids if unit_of(proc_root, pid) == unit)
+
+
+def check_pinning(unit: str, cpus: str, memory_nodes: str, proc_root: str = "/proc") -> List[Check]:
+    """Compare the CPUs and the memory policy of every process of a unit with the plan.
+
+    ``cpus`` and ``memory_nodes`` are kernel lists; "" means that the plan does not bind.
+    """
+    pids = processes_of(unit, proc_root)
+    if not pids:
+        return [Check(f"{unit} processes", False, "none", "at least one running")]
+    checks = []
+    if cpus:
+        wanted = cpulist.render(cpulist.parse(cpus))
+        found = {pid: _allowed_cpus(proc_root, pid) for pid in pids}
+        wrong = {pid: text for pid, text in found.items() if text is not None and text != wanted}
+        checks.append(Check(f"{unit} CPUs of {len(pids)} processes", not wrong, _first(wrong, wanted), wanted))
+    if memory_nodes:
+        wanted = f"bind:{memory_nodes}"
+        policies = {pid: _memory_policy(proc_root, pid) for pid in pids}
+        wrong = {pid: text for pid, text in policies.items() if text is not None and text != wanted}
+        checks.append(Check(f"{unit} memory policy of {len(pids)} processes", not wrong, _first(wrong, wanted), wanted))
+    return checks
+
+
+def _first(wrong: Mapping[int, str], wanted: str) -> str:
+    return next((f"{text} (pid {pid})" for pid, text in wrong.items()), wanted)
+
+
+def _allowed_cpus(proc_root: str, pid: int) -> Optional[str]:
+    try:
+        with open(os.path.join(proc_root, str(pid), "status"), encoding="utf-8", errors="replace") as handle:
+            match = re.search(r"^Cpus_allowed_list:\s*(\S+)", handle.read(), re.MULTILINE)
+    except OSError:
+        return None  # it ended while we looked
+    return match.group(1) if match else None
+
+
+def _memory_policy(proc_root: str, pid: int) -> Optional[str]:
+    """The policy of the first mapping, which is the process's own default."""
+    try:
+        with open(os.path.join(proc_root, str(pid), "numa_maps"), encoding="utf-8") as handle:
+            fields = handle.readline().split()
+    except OSError:
+        return None
+    return fields[1] if len(fields) > 1 else None
+
+
+def check_configuration(subject: str, url: str, args: Mapping[str, Any], http: Http, ignore: Iterable[str] = ()) -> List[Check]:
+    """Compare an engine's own account of its configuration with the planned arguments.
+
+    A process of an earlier deployment can answer on the port, so an answer alone proves nothing.
+    """
+    reply = http("GET", url, None)
+    if reply.status != 200:
+        return [Check(f"{subject} configuration", False, f"{url}: {reply.status} {reply.body[:200]}", "200")]
+    try:
+        info = json.loads(reply.body)
+    except ValueError:
+        return [Check(f"{subject} configuration", False, f"{url}: not JSON", "JSON")]
+    checks = []
+    for option, wanted in sorted(args.items()):
+        key = option.replace("-", "_")
+        if option in ignore:
+            continue
+        if key not in info:
+            checks.append(Check(f"{subject} {option}", False, "not reported", _plain(wanted)))
+        elif _plain(info[key]) != _plain(wanted):
+            checks.append(Check(f"{subject} {option}", False, _plain(info[key]), _plain(wanted)))
+    same = len(args) - len(checks)
+    checks.append(Check(f"{subject} {same} arguments", not checks, "as planned", "as planned"))
+    return checks
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True)
+
+
+def check_completion(base_url: str, model: str, case: GoldenCase, http: Http, stream: bool) -> Check:
+    """Send one greedy completion and compare its text.
+
+    A streamed answer must end with the ``[DONE]`` event: a stream that was cut has status 200, too.
+    """
+    kind = "streamed" if stream else "plain"
+    subject = f"{kind} completion of {case.prompt[:40]!r}"
+    body = {"model": model, "prompt": case.prompt, "max_tokens": case.max_tokens, "temperature": 0, "stream": stream}
+    reply = http("POST", base_url + "/v1/completions", body)
+    wanted = repr(case.expect) if case.expect is not None else f"a match of /{case.pattern}/"
+    if reply.status != 200:
+        return Check(subject, False, f"status {reply.status}: {reply.body[:300]}", wanted)
+    try:
+        text = _streamed(reply.body) if stream else str(json.loads(reply.body)["choices"][0]["text"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        return Check(subject, False, f"an answer that cannot be read ({error}): {reply.body[:300]!r}", wanted)
+    if case.expect is not None:
+        return Check(subject, text == case.expect, repr(text), wanted)
+    return Check(subject, bool(re.search(case.pattern or "", text)), repr(text), wanted)
+
+
+def _streamed(body: str) -> str:
+    events = [line[5:].strip() for line in body.splitlines() if line.startswith("data:")]
+    if not events or events[-1] != "[DONE]":
+        raise ValueError("the stream was cut: no [DONE]")
+    return "".join(str(json.loads(event)["choices"][0]["text"]) for event in events[:-1] if json.loads(event).get("choices"))
+
+
+@dataclass
+class Report:
+    """All checks of one host."""
+
+    checks: List[Check] = field(default_factory=list)
+
+    @property
+    def failures(self) -> List[Check]:
+        return [check for check in self.checks if not check.ok]
+
+    def text(self) -> str:
+        """One line a failure: what was found, what was needed."""
+        return "\n".join(f"- {check.subject}: found {check.found}, wanted {check.wanted}" for check in self.failures)
+
+
+def workers_of(base_url: str, http: Http) -> Tuple[Sequence[str], Optional[str]]:
+    """Return the URLs of the router's healthy workers, or an error in words."""
+    reply = http("GET", base_url + "/workers", None)
+    if reply.status != 200:
+        return [], f"{base_url}/workers: {reply.status} {reply.body[:200]}"
+    try:
+        workers = json.loads(reply.body)["workers"]
+        return sorted(str(worker["url"]) for worker in workers if worker.get("is_healthy")), None
+    except (ValueError, KeyError, TypeError):
+        return [], f"{base_url}/workers: unreadable answer {reply.body[:200]!r}"

@@ -1,0 +1,112 @@
+"""Waiting for instances to answer, bounded, and saying early and plainly when they will not.
+
+An engine that answers /health is up; it is not proof that the pair serves (pd_verify is).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Optional, Sequence
+
+from . import causes, units
+from .runner import Runner
+
+HttpStatus = Callable[[str], int]  # GET, returns the status, 0 when nothing answers
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to wait for: a unit whose URL must answer 200."""
+
+    name: str
+    unit: str
+    url: str
+
+
+@dataclass
+class Readiness:
+    """How one target fared. ``seconds`` runs from the start of its process; None: not observed."""
+
+    name: str
+    unit: str
+    ready: bool = False
+    state: str = "unknown"
+    seconds: Optional[float] = None
+    restarts: int = 0
+    detail: str = ""
+
+
+def wait(
+    targets: Sequence[Target],
+    runner: Runner,
+    http_status: HttpStatus,
+    monotonic: Callable[[], float],
+    sleep: Callable[[float], None],
+    timeout_s: float,
+    marks: str,
+    poll_s: float = 0.5,
+) -> List[Readiness]:
+    """Poll until every target answers, one has failed for good, or ``timeout_s`` has passed.
+
+    The time to ready is kept in the folder ``marks`` by unit and process, so that a later run can
+    still tell it. A unit that systemd restarts twice while we wait counts as failed.
+    """
+    deadline = monotonic() + timeout_s
+    first: Dict[str, int] = {}
+    waited = False
+    while True:
+        states = units.show(runner, [target.unit for target in targets])
+        results = []
+        for target in targets:
+            state = states[target.unit]
+            first.setdefault(target.unit, state.restarts)
+            result = Readiness(target.name, target.unit, state=f"{state.active} ({state.sub})", restarts=state.restarts)
+            if state.active == "active" and http_status(target.url) == 200:
+                result.ready = True
+                result.seconds = _time_to_ready(marks, state, monotonic() if waited else None)
+            elif state.active in ("failed", "inactive") or state.restarts - first[target.unit] >= 2:
+                result.state = f"failed ({state.result})" if state.result != "success" else result.state
+                result.detail = _explain(runner, target.unit)
+            results.append(result)
+        failed = any(result.detail for result in results)
+        if failed or all(result.ready for result in results):
+            return results
+        if monotonic() >= deadline:
+            for result in results:
+                if not result.ready:
+                    result.detail = f"no answer within {timeout_s:.0f} s\n{_explain(runner, result.unit)}"
+            return results
+        waited = True
+        sleep(poll_s)
+
+
+def _time_to_ready(marks: str, state: units.UnitState, now: Optional[float]) -> Optional[float]:
+    path = os.path.join(marks, state.name)
+    key = f"{state.main_pid}:{state.started_us}"
+    try:
+        with open(path, encoding="utf-8") as handle:
+            mark = json.load(handle)
+        if mark["process"] == key:
+            return float(mark["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    if now is None:  # it was ready before we looked: how long it took is not known
+        return None
+    seconds = round(now - state.started_us / 1e6, 1)
+    try:
+        os.makedirs(marks, exist_ok=True)
+        with open(path, "w", encoding="utf-8") as handle:
+            json.dump({"process": key, "seconds": seconds}, handle)
+    except OSError:
+        pass  # the mark is a convenience of the next report
+    return seconds
+
+
+def _explain(runner: Runner, unit: str) -> str:
+    journal = runner(["journalctl", "--no-pager", "-o", "cat", "-n", "400", "-u", unit]).out
+    lines = [line for line in journal.splitlines() if line.strip()]
+    cause = causes.likely(journal)
+    text = f"likely cause: {cause.means}; {cause.do}\n" if cause else ""
+    return text + f"last lines of `journalctl -u {unit}`:\n  " + "\n  ".join(lines[-25:] or ["(empty)"])
