@@ -1,0 +1,63 @@
+# CI and people run the same targets. `make help` lists them.
+INVENTORY ?= inventory/lab
+LAB_ENGINE ?= nspawn
+export LAB_ENGINE
+
+BIN := .venv/bin
+PLAYBOOK := $(BIN)/ansible-playbook -i $(INVENTORY) $(ANSIBLE_ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup deploy test check lint unit lab-up lab-down bench bench-rerun docs format lock clean
+.NOTPARALLEL:
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@echo
+	@echo 'Variables: INVENTORY=inventory/yours  ANSIBLE_ARGS="--check --diff"  PYTEST_ARGS="-k default"  LAB_ENGINE=nspawn|podman'
+
+setup: ## Prepare this machine as the controller: .venv, collections, system packages
+	@tools/setup
+
+deploy: setup $(if $(filter inventory/lab,$(INVENTORY)),lab-up) ## Deploy to INVENTORY; by default to a lab host that it boots here
+	$(PLAYBOOK) playbooks/deploy_pd.yml
+
+test: setup lint ## Run every check and test, the lab scenarios last
+	$(BIN)/pytest tests/policy tests/unit tests/scenarios $(PYTEST_ARGS)
+
+check: lint unit ## Lint, types, policy and unit tests: all that needs no lab host
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/mypy
+	$(BIN)/yamllint --strict .
+	$(BIN)/ansible-lint --offline
+
+unit: setup
+	$(BIN)/pytest tests/policy tests/unit $(PYTEST_ARGS)
+
+lab-up: setup ## Boot the lab host
+	$(BIN)/ansible-playbook -i inventory/lab $(ANSIBLE_ARGS) playbooks/lab_up.yml
+
+lab-down: setup ## Take the lab host away, with all that it left on this machine
+	$(BIN)/ansible-playbook -i inventory/lab $(ANSIBLE_ARGS) playbooks/lab_down.yml
+
+bench: setup ## Measure the running service
+	$(PLAYBOOK) playbooks/benchmark.yml
+
+bench-rerun: setup ## Time a run that changes nothing beside as many no-op tasks
+	$(BIN)/python tools/bench-rerun --inventory $(INVENTORY)
+
+docs: setup ## Write the reference under docs/reference from the code
+	$(BIN)/python tools/reference
+
+format: setup ## Format the Python files
+	$(BIN)/ruff check --fix --quiet
+	$(BIN)/ruff format --quiet
+
+lock: setup ## Lock pyproject.toml's groups again; LOCK_ARGS=--upgrade moves the versions
+	$(BIN)/python tools/lock-controller $(LOCK_ARGS)
+
+clean: ## Remove .venv, collections, caches and reports
+	rm -rf .venv .ansible .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis reports
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
