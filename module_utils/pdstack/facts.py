@@ -9,7 +9,9 @@ Optional, and None means "not known", never "no" and never node 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from . import codec
 
 SCHEMA = 1
 
@@ -60,7 +62,12 @@ class Gpu:
     numa_source: str = "none"  # sysfs | local_cpulist | only-node | none
     local_cpus: str = ""
     pci_path: List[str] = field(default_factory=list)  # bridges from the root port down to the GPU's parent
+    pci_root: str = ""  # the host bridge, such as pci0000:00; GPUs of one root reach each other below the CPU
+    iommu_group: Optional[str] = None  # "12 (DMA-FQ)": number and type
     link: PcieLink = field(default_factory=PcieLink)
+    minor: Optional[int] = None  # N of /dev/nvidiaN; need not equal the index
+    bar1_bytes: Optional[int] = None
+    memory_node: Optional[int] = None  # the GPU's own memory as a NUMA node (GB200): never the CPU's
     mig: Optional[bool] = None
     ecc: Optional[bool] = None
     persistence: Optional[bool] = None
@@ -113,9 +120,15 @@ class P2p:
 
     claimed: List[List[Optional[bool]]] = field(default_factory=list)  # cuDeviceCanAccessPeer
     link_type: List[List[str]] = field(default_factory=list)  # NVL | PIX | PXB | PHB | NODE | SYS | X | ?
+    atomics: List[List[Optional[bool]]] = field(default_factory=list)  # native atomics, cuDeviceGetP2PAttribute
     measured_gb_s: Optional[List[List[Optional[float]]]] = None  # one way, one pair at a time
     concurrent_gb_s: Optional[float] = None  # the slowest flow with all pairs between two sets at once
+    concurrent_total_gb_s: Optional[float] = None  # the sum of those flows
+    concurrent_sets: List[List[int]] = field(default_factory=list)  # the two sets of GPU positions
     data_ok: Optional[bool] = None  # the copied bytes were compared
+    measured_at: Optional[str] = None  # ISO 8601 UTC
+    note: str = ""  # why nothing was measured, or what went wrong; in words
+    regressions: List[str] = field(default_factory=list)  # against the host's baseline
 
 
 @dataclass(frozen=True)
@@ -159,6 +172,7 @@ class System:
     secure_boot: Optional[bool] = None
     iommu_translating: Optional[bool] = None  # an IOMMU is on and not in passthrough
     acs_redirect: List[str] = field(default_factory=list)  # bridges above GPUs with ReqRedir+ set
+    acs_unread: List[str] = field(default_factory=list)  # bridges whose ACS state needs root to read
     kernel_cmdline: str = ""
     allowed_cpus: str = ""  # what this process may run on (cpuset), kernel list
 
@@ -180,3 +194,31 @@ class HostFacts:
     ports: List[Port] = field(default_factory=list)
     disks: List[Disk] = field(default_factory=list)
     probe_seconds: Dict[str, float] = field(default_factory=dict)
+
+
+class FactsError(ValueError):
+    """Documents that do not belong together."""
+
+
+def merge(documents: Sequence[Mapping[str, Any]]) -> HostFacts:
+    """Return one document from the partial ones that the modules of one host returned.
+
+    A partial document has ``host``, ``schema``, ``simulated`` and whole sections (``gpus``,
+    ``p2p``, ...); of a section that two documents fill, the later one counts. ``probe_seconds``
+    are joined, and one simulated part makes the whole simulated. Raises FactsError when hosts or
+    schemas differ or none is given, codec.CodecError when a document has another shape.
+    """
+    if not documents:
+        raise FactsError("no facts document was given")
+    whole: Dict[str, Any] = {}
+    for document in documents:
+        for key in ("host", "schema"):
+            if key in document and whole.setdefault(key, document[key]) != document[key]:
+                raise FactsError(f"{key} differs between facts documents: {whole[key]!r} and {document[key]!r}")
+        simulated = bool(whole.get("simulated")) or bool(document.get("simulated"))
+        seconds = {**whole.get("probe_seconds", {}), **document.get("probe_seconds", {})}
+        whole.update(document)
+        whole.update(simulated=simulated, probe_seconds=seconds)
+    if whole.get("schema", SCHEMA) != SCHEMA:
+        raise FactsError(f"facts of schema {whole['schema']!r}; this version reads schema {SCHEMA}")
+    return codec.load(HostFacts, whole)
