@@ -67,7 +67,7 @@ def probe(
     nodes = sysfs.numa_nodes(tree)
     bus = sysfs.gpus(tree, nodes)
     asked.start(request, [device.pci for device in bus])
-    system = sysfs.system(tree, machine, bus)
+    system = sysfs.system(tree, machine, nodes, bus)
     nics, modules, switches = sysfs.nics(tree, nodes), sysfs.modules(tree), sysfs.nvswitches(tree)
     manager = _fabric_manager(tree, bool(switches), asked.recorded, runner)
     kernel_seconds = clock() - started

@@ -138,7 +138,7 @@ def _glibc() -> str:
         return ""
 
 
-def system(tree: Tree, machine: Machine, gpus: List[PciGpu]) -> System:
+def system(tree: Tree, machine: Machine, nodes: List[NumaNode], gpus: List[PciGpu]) -> System:
     """Return the System section; IOMMU and ACS are those above the given GPUs."""
     redirect, unread = acs(tree, gpus)
     return System(
@@ -148,7 +148,7 @@ def system(tree: Tree, machine: Machine, gpus: List[PciGpu]) -> System:
         architecture=machine.architecture,
         python=machine.python,
         glibc=machine.glibc,
-        memory_bytes=_meminfo(tree.text("proc/meminfo") or ""),
+        memory_bytes=_memory(tree, nodes),
         secure_boot=secure_boot(tree),
         iommu_translating=iommu_translating(tree, gpus),
         acs_redirect=redirect,
@@ -163,6 +163,14 @@ def _allowed_cpus(tree: Tree, machine: Machine) -> str:
     if match:
         return cpulist.render(cpulist.parse(match.group(1)))
     return machine.allowed_cpus if tree.real else ""
+
+
+def _memory(tree: Tree, nodes: List[NumaNode]) -> Optional[int]:
+    total = _meminfo(tree.text("proc/meminfo") or "")
+    if total is not None:
+        return total
+    known = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
+    return sum(known) if known else None
 
 
 def _meminfo(text: str) -> Optional[int]:
