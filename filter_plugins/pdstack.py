@@ -4,9 +4,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Iterable, Mapping
 
-from ansible.module_utils.pdstack import service
+from ansible.module_utils.pdstack import codec, facts, service
+
+
+def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the facts document of each host, from what playbooks/tasks/plan.yml has registered."""
+    found = {}
+    for host in hosts:
+        parts = [dict(hostvars[host][name]["facts"], host=host) for name in ("pd_gpu", "pd_host")]
+        found[host] = codec.dump(facts.merge(parts))
+    return found
 
 
 class FilterModule:
@@ -15,6 +24,7 @@ class FilterModule:
     def filters(self) -> Dict[str, Callable[..., Any]]:
         """Return the filters by name."""
         return {
+            "pd_facts_of": facts_of,
             "pd_instances_of": service.instances_of,
             "pd_routers_of": service.routers_of,
             "pd_router_arguments": service.router_arguments,

@@ -58,7 +58,7 @@ CAUSES: List[Cause] = [
         "check UCX_TLS and UCX_NET_DEVICES in the instance's environment against `ls /sys/class/net`",
     ),
     Cause(
-        r"No such file or directory.*(?:config\.json|safetensors)|does not appear to have a file named|FileNotFoundError",
+        r"No such file.*(?:config\.json|safetensors)|does not appear to have a file named|FileNotFoundError",
         "the model is missing, or user pdstack may not read it (safetensors reports that as missing, too)",
         "run playbooks/checkpoint.yml, and check with `sudo -u pdstack ls -l` on the model's folder",
     ),

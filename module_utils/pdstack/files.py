@@ -71,8 +71,12 @@ def plan(entries: Iterable[Entry], owned: Iterable[str] = ()) -> FilesPlan:
 
 def apply(todo: FilesPlan) -> None:
     """Carry out a plan. Raises FilesError; then what was staged is gone and the targets are as before."""
-    folders = [todo.entries[c.path] for c in todo.changes if c.action != "remove" and todo.entries[c.path].content is None]
-    files = [todo.entries[c.path] for c in todo.changes if c.action != "remove" and todo.entries[c.path].content is not None]
+    folders = [
+        todo.entries[c.path] for c in todo.changes if c.action != "remove" and todo.entries[c.path].content is None
+    ]
+    files = [
+        todo.entries[c.path] for c in todo.changes if c.action != "remove" and todo.entries[c.path].content is not None
+    ]
     ids = {entry.path: _ids(entry) for entry in folders + files}
     for entry in sorted(folders, key=lambda item: item.path):
         if os.path.islink(entry.path) or os.path.isfile(entry.path):
@@ -84,7 +88,9 @@ def apply(todo: FilesPlan) -> None:
     try:
         for entry in files:
             os.makedirs(os.path.dirname(entry.path), exist_ok=True)
-            temporary = os.path.join(os.path.dirname(entry.path), f".{os.path.basename(entry.path)}.pdstack-{os.getpid()}")
+            temporary = os.path.join(
+                os.path.dirname(entry.path), f".{os.path.basename(entry.path)}.pdstack-{os.getpid()}"
+            )
             staged.append((temporary, entry.path))
             with open(temporary, "w", encoding="utf-8", newline="") as handle:
                 os.fchmod(handle.fileno(), entry.mode)
@@ -92,13 +98,15 @@ def apply(todo: FilesPlan) -> None:
                 handle.write(entry.content or "")
                 handle.flush()
                 os.fsync(handle.fileno())
-        for temporary, path in staged:
+        for _, path in staged:
             if os.path.isdir(path) and not os.path.islink(path):
                 raise FilesError(f"{path} is a folder where a file belongs; move it away, then run again.")
         for temporary, path in staged:
             os.replace(temporary, path)
     except OSError as error:
-        raise FilesError(f"{error.filename or 'writing'}: {error.strerror}. No file was changed; free space, then run again.") from error
+        raise FilesError(
+            f"{error.filename or 'writing'}: {error.strerror}. No file was changed; free space, then run again."
+        ) from error
     finally:
         for temporary, _ in staged:
             if os.path.lexists(temporary):

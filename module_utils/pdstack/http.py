@@ -17,7 +17,9 @@ def request(method: str, url: str, body: Optional[Dict[str, Any]] = None, timeou
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"} if data else {}
     try:
-        with _DIRECT.open(urllib.request.Request(url, data=data, headers=headers, method=method), timeout=timeout_s) as answer:
+        with _DIRECT.open(
+            urllib.request.Request(url, data=data, headers=headers, method=method), timeout=timeout_s
+        ) as answer:
             return Reply(answer.status, answer.read().decode(errors="replace"))
     except urllib.error.HTTPError as error:
         return Reply(error.code, error.read().decode(errors="replace"))

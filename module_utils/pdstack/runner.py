@@ -26,7 +26,9 @@ class CommandFailed(RuntimeError):
 def run(argv: Sequence[str], timeout_s: float = 300.0) -> Completed:
     """Run a command without a shell. A command that outlasts ``timeout_s`` is killed and has rc 124."""
     try:
-        done = subprocess.run(list(argv), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False)
+        done = subprocess.run(
+            list(argv), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
     except FileNotFoundError:
         return Completed(127, "", f"{argv[0]}: command not found")
     except subprocess.TimeoutExpired:

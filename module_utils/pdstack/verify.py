@@ -101,7 +101,9 @@ def _memory_policy(proc_root: str, pid: int) -> Optional[str]:
     return fields[1] if len(fields) > 1 else None
 
 
-def check_configuration(subject: str, url: str, args: Mapping[str, Any], http: Http, ignore: Iterable[str] = ()) -> List[Check]:
+def check_configuration(
+    subject: str, url: str, args: Mapping[str, Any], http: Http, ignore: Iterable[str] = ()
+) -> List[Check]:
     """Compare an engine's own account of its configuration with the planned arguments.
 
     A process of an earlier deployment can answer on the port, so an answer alone proves nothing.
@@ -158,7 +160,9 @@ def _streamed(body: str) -> str:
     events = [line[5:].strip() for line in body.splitlines() if line.startswith("data:")]
     if not events or events[-1] != "[DONE]":
         raise ValueError("the stream was cut: no [DONE]")
-    return "".join(str(json.loads(event)["choices"][0]["text"]) for event in events[:-1] if json.loads(event).get("choices"))
+    return "".join(
+        str(json.loads(event)["choices"][0]["text"]) for event in events[:-1] if json.loads(event).get("choices")
+    )
 
 
 @dataclass

@@ -1,0 +1,170 @@
+"""From a plan to the files and units of one host."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+from pdstack import service
+
+TEXTS = {
+    "pd.target": "target\n",
+    "pd-prefill@.service": "prefill\n",
+    "pd-decode@.service": "decode\n",
+    "pd-aggregated@.service": "aggregated\n",
+    "pd-router.service": "router\n",
+}
+
+
+def instance(role: str, index: int, host: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": f"{role}-{index}",
+        "role": role,
+        "index": index,
+        "host": host,
+        "unit": f"pd-{role}@{index}.service",
+        "set": f"pair-{index}",
+        "address": "10.0.0.1",
+        "gpus": [],
+        "numa_nodes": [0],
+        "memory_nodes": "0",
+        "cpus": "0-31",
+        "ports": {"http": 30000 + index},
+        "args": {
+            "model-path": "/m",
+            "tp-size": 4,
+            "trust-remote-code": True,
+            "mem-fraction-static": 0.7,
+            "odd": "a: #b",
+        },
+        "env": {"UCX_TLS": "cuda_copy,cuda_ipc", "QUOTED": 'a "b" \\ c'},
+        "why": [
+            {"decision": "cpus", "reason": "GPUs 0-3 hang on node 0"},
+            {"decision": "env", "reason": "not placement"},
+        ],
+        **changes,
+    }
+
+
+PLAN: dict[str, Any] = {
+    "release": "r",
+    "instances": [instance("decode", 0, "a"), instance("prefill", 0, "a"), instance("decode", 1, "b")],
+    "routers": [
+        {
+            "name": "router-0",
+            "host": "b",
+            "unit": "pd-router.service",
+            "address": "10.0.0.2",
+            "ports": {"http": 8000},
+            "args": {"port": 8000, "pd-disaggregation": True, "quiet": False},
+            "env": {},
+            "workers": {
+                "prefill": [{"url": "http://10.0.0.1:30000", "bootstrap_port": 8998}],
+                "decode": [{"url": "http://10.0.0.1:30100"}],
+            },
+            "why": [],
+        }
+    ],
+}
+
+
+def paths(host: str) -> set[str]:
+    return {item["path"].replace("/etc/systemd/system", "U") for item in service.files(PLAN, host, TEXTS)}
+
+
+def test_a_host_gets_the_files_of_its_own_instances() -> None:
+    assert paths("a") == {
+        "/etc/pdstack/plan.json",
+        "U/pd.target",
+        "U/pd-prefill@.service",
+        "U/pd-decode@.service",
+        "U/pd-prefill@0.service.d",
+        "U/pd-prefill@0.service.d/placement.conf",
+        "U/pd-decode@0.service.d",
+        "U/pd-decode@0.service.d/placement.conf",
+        "/etc/pdstack/instances/prefill-0.yaml",
+        "/etc/pdstack/instances/prefill-0.env",
+        "/etc/pdstack/instances/decode-0.yaml",
+        "/etc/pdstack/instances/decode-0.env",
+    }
+    assert "U/pd-router.service" in paths("b")
+    assert paths("c") == {"/etc/pdstack/plan.json"}
+
+
+def test_the_engine_reads_back_exactly_the_planned_arguments() -> None:
+    planned = PLAN["instances"][0]
+    assert yaml.safe_load(service.engine_config(planned)) == planned["args"]
+
+
+def test_the_shell_reads_back_exactly_the_planned_environment() -> None:
+    """systemd's EnvironmentFile quotes as a shell does in double quotes."""
+    text = service.environment(PLAN["instances"][0])
+    values = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, _, value = shlex.split(line)[0].partition("=")
+            values[name] = value
+    assert values == PLAN["instances"][0]["env"]
+
+
+def test_placement_says_why_and_binds_only_what_the_plan_binds() -> None:
+    text = service.placement(PLAN["instances"][0])
+    assert "# cpus: GPUs 0-3 hang on node 0" in text
+    assert "not placement" not in text
+    assert {"CPUAffinity=0-31", "NUMAPolicy=bind", "NUMAMask=0"} <= set(text.splitlines())
+    free = service.placement(instance("decode", 0, "a", cpus="", memory_nodes=""))
+    assert "CPUAffinity" not in free
+    assert "NUMA" not in free.replace("NUMA node", "")
+
+
+def test_every_file_of_an_instance_makes_its_unit_stale() -> None:
+    written = {item["path"] for item in service.files(PLAN, "a", TEXTS)}
+    shared = {"/etc/pdstack/plan.json", "/etc/systemd/system/pd.target"}
+    watched = {path for unit in service.units(PLAN, "a") for path in unit["files"]}
+    folders = {path for path in written if path.endswith(".service.d")}
+    assert written - shared - folders == watched - {service.CURRENT}
+
+
+def test_units_of_a_pair_share_a_set_and_the_router_does_not() -> None:
+    assert {unit["name"]: unit["set"] for unit in service.units(PLAN, "a")} == {
+        "pd-decode@0.service": "pair-0",
+        "pd-prefill@0.service": "pair-0",
+        "pd.target": "",
+    }
+    assert {unit["name"]: unit["set"] for unit in service.units(PLAN, "b")}["pd-router.service"] == ""
+
+
+def test_router_words() -> None:
+    assert service.router_arguments(PLAN["routers"][0]) == [
+        *("--pd-disaggregation", "--port", "8000"),
+        *("--prefill", "http://10.0.0.1:30000", "8998"),
+        *("--decode", "http://10.0.0.1:30100"),
+    ]
+
+
+def test_the_router_waits_for_both_sides() -> None:
+    assert [item["url"] for item in service.targets(PLAN, "b")] == [
+        "http://10.0.0.1:30001/health",
+        "http://10.0.0.2:8000/readiness",
+    ]
+
+
+def test_plan_json_is_the_plan() -> None:
+    (item,) = [item for item in service.files(PLAN, "c", TEXTS) if item["path"].endswith("plan.json")]
+    assert json.loads(item["content"]) == PLAN
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_contents_end_with_a_newline(host: str) -> None:
+    assert all(item["content"].endswith("\n") for item in service.files(PLAN, host, TEXTS) if "content" in item)
+
+
+def test_shell_agrees_on_quoting() -> None:
+    """The same environment through a real shell, as a second reader."""
+    text = service.environment(PLAN["instances"][0])
+    done = subprocess.run(["sh", "-c", f'{text}\nprintf %s "$QUOTED"'], capture_output=True, text=True, check=True)
+    assert done.stdout == PLAN["instances"][0]["env"]["QUOTED"]

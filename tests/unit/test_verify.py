@@ -1,0 +1,102 @@
+"""The proof looks at the running machine, and each of its checks can fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pdstack import verify
+
+
+def process(root: Path, pid: int, unit: str, cpus: str, policy: str) -> None:
+    folder = root / str(pid)
+    folder.mkdir()
+    (folder / "cgroup").write_text(f"0::/system.slice/system-pd.slice/{unit}\n")
+    (folder / "status").write_text(f"Name:\tpython\nCpus_allowed:\tff\nCpus_allowed_list:\t{cpus}\n")
+    (folder / "numa_maps").write_text(f"00400000 {policy} file=/usr/bin/python3 mapped=1\n")
+
+
+def test_pinning_holds_for_every_process(tmp_path: Path) -> None:
+    process(tmp_path, 10, "pd-decode@0.service", "32-63", "bind:1")
+    process(tmp_path, 11, "pd-decode@0.service", "32-63", "bind:1")
+    process(tmp_path, 12, "pd-prefill@0.service", "0-31", "bind:0")
+    assert all(check.ok for check in verify.check_pinning("pd-decode@0.service", "32-63", "1", str(tmp_path)))
+
+
+@pytest.mark.parametrize(("cpus", "policy"), [("0-63", "bind:1"), ("32-63", "default"), ("32-63", "bind:0")])
+def test_one_process_that_strays_fails_and_is_named(tmp_path: Path, cpus: str, policy: str) -> None:
+    process(tmp_path, 10, "pd-decode@0.service", "32-63", "bind:1")
+    process(tmp_path, 11, "pd-decode@0.service", cpus, policy)
+    failed = [
+        check for check in verify.check_pinning("pd-decode@0.service", "32-63", "1", str(tmp_path)) if not check.ok
+    ]
+    assert len(failed) == 1
+    assert "pid 11" in failed[0].found
+
+
+def test_a_unit_without_processes_fails(tmp_path: Path) -> None:
+    (check,) = verify.check_pinning("pd-decode@0.service", "0", "", str(tmp_path))
+    assert not check.ok
+
+
+def answer(status: int, body: str) -> verify.Http:
+    return lambda method, url, payload: verify.Reply(status, body)
+
+
+INFO = json.dumps({"tp_size": 4, "disaggregation_mode": "decode", "disable_overlap_schedule": True, "model_path": "/m"})
+PLANNED = {"tp-size": 4, "disaggregation-mode": "decode", "disable-overlap-schedule": True}
+
+
+def test_running_configuration_equals_the_plan() -> None:
+    assert all(check.ok for check in verify.check_configuration("decode-0", "u", PLANNED, answer(200, INFO)))
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "body"),
+    [
+        ({**PLANNED, "tp-size": 8}, 200, INFO),
+        ({**PLANNED, "no-such-option": 1}, 200, INFO),
+        ({**PLANNED, "disaggregation-mode": "prefill"}, 200, INFO),
+        (PLANNED, 404, ""),
+        (PLANNED, 0, "ConnectionRefusedError"),
+        (PLANNED, 200, "<html>"),
+    ],
+    ids=["value", "missing", "role", "404", "refused", "html"],
+)
+def test_another_running_configuration_fails(args: dict[str, Any], status: int, body: str) -> None:
+    assert not all(check.ok for check in verify.check_configuration("decode-0", "u", args, answer(status, body)))
+
+
+EXACT = verify.GoldenCase("q", expect=" brown fox")
+PLAIN = json.dumps({"choices": [{"text": " brown fox"}]})
+STREAM = 'data: {"choices": [{"text": " brown"}]}\n\ndata: {"choices": [{"text": " fox"}]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize(("body", "stream"), [(PLAIN, False), (STREAM, True)])
+def test_the_expected_text_passes(body: str, stream: bool) -> None:
+    assert verify.check_completion("u", "m", EXACT, answer(200, body), stream).ok
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "stream"),
+    [
+        (200, PLAIN.replace("fox", "dog"), False),
+        (200, STREAM.replace("fox", "dog"), True),
+        (200, STREAM.replace("data: [DONE]\n\n", ""), True),
+        (200, "", True),
+        (200, '{"choices": []}', False),
+        (503, '{"error": "no decode worker"}', False),
+        (0, "timed out", True),
+    ],
+    ids=["other-text", "other-stream", "cut-stream", "empty-stream", "no-choice", "503", "no-answer"],
+)
+def test_anything_else_fails(status: int, body: str, stream: bool) -> None:
+    assert not verify.check_completion("u", "m", EXACT, answer(status, body), stream).ok
+
+
+def test_a_pattern_must_match() -> None:
+    case = verify.GoldenCase("capital", pattern="Paris")
+    assert verify.check_completion("u", "m", case, answer(200, '{"choices": [{"text": " Paris."}]}'), False).ok
+    assert not verify.check_completion("u", "m", case, answer(200, PLAIN), False).ok

@@ -1,0 +1,106 @@
+"""Waiting is bounded, ends early on failure, and explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pdstack import causes, waiter
+from pdstack.runner import Completed
+
+TARGET = waiter.Target("decode-0", "pd-decode@0.service", "http://h/health")
+
+
+class World:
+    """A machine whose unit changes state and answers at given seconds."""
+
+    def __init__(
+        self, ready_at: float, fails_at: float = 1e9, restart_at: Sequence[float] = (), journal: str = ""
+    ) -> None:
+        self.now = 100.0
+        self.start = self.now
+        self.ready_at, self.fails_at, self.restart_at, self.journal = ready_at, fails_at, restart_at, journal
+
+    def runner(self, argv: Sequence[str]) -> Completed:
+        if argv[0] == "journalctl":
+            return Completed(0, self.journal, "")
+        elapsed = self.now - self.start
+        failed = elapsed >= self.fails_at
+        restarts = sum(elapsed >= moment for moment in self.restart_at)
+        active, sub = ("failed", "failed") if failed else ("active", "running")
+        return Completed(
+            0,
+            f"LoadState=loaded\nActiveState={active}\nSubState={sub}\n"
+            f"Result={'exit-code' if failed else 'success'}\nMainPID=7\nNRestarts={restarts}\n"
+            f"ExecMainStartTimestampMonotonic={int(self.start * 1e6)}\n",
+            "",
+        )
+
+    def http(self, url: str) -> int:
+        return 200 if self.now - self.start >= self.ready_at else 0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def wait(self, marks: Path, timeout: float = 60) -> waiter.Readiness:
+        return waiter.wait([TARGET], self.runner, self.http, lambda: self.now, self.sleep, timeout, str(marks))[0]
+
+
+def test_ready_after_a_while_with_its_time(tmp_path: Path) -> None:
+    result = World(ready_at=22).wait(tmp_path)
+    assert (result.ready, result.seconds) == (True, 22.0)
+
+
+def test_a_later_run_still_tells_the_time_but_not_of_another_process(tmp_path: Path) -> None:
+    world = World(ready_at=22)
+    world.wait(tmp_path)
+    assert world.wait(tmp_path).seconds == 22.0
+    world.start = world.now - 50  # another process, ready before we looked
+    assert world.wait(tmp_path).seconds is None
+
+
+def test_gives_up_after_the_bound(tmp_path: Path) -> None:
+    world = World(ready_at=1e9)
+    result = world.wait(tmp_path, timeout=30)
+    assert not result.ready
+    assert world.now - world.start <= 31
+    assert "no answer within 30 s" in result.detail
+
+
+def test_a_failed_unit_ends_the_wait_at_once_with_the_journal_and_a_cause(tmp_path: Path) -> None:
+    world = World(ready_at=1e9, fails_at=3, journal="loading\nModuleNotFoundError: No module named 'sgl_kernel'\n")
+    result = world.wait(tmp_path)
+    assert world.now - world.start < 5
+    assert "likely cause: the release is incomplete" in result.detail
+    assert "No module named 'sgl_kernel'" in result.detail
+
+
+def test_a_unit_that_restarts_over_and_over_has_failed(tmp_path: Path) -> None:
+    world = World(ready_at=1e9, restart_at=(4, 9))
+    assert not world.wait(tmp_path).ready
+    assert world.now - world.start < 12
+
+
+@pytest.mark.parametrize(
+    ("line", "means"),
+    [
+        (
+            "thread 'main' panicked: failed to install Prometheus metrics exporter: Address already in use",
+            "metrics port",
+        ),
+        ("OSError: [Errno 98] Address already in use", "port of this instance"),
+        ("launch_server.py: error: unrecognized arguments: --cuda-graph-max-bs", "argument is unknown"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "memory does not hold"),
+        ("NIXL_ERR_BACKEND", "no usable transport"),
+        ("pd-decode@0.service: Failed at step NUMA_POLICY spawning", "could not apply a setting"),
+    ],
+)
+def test_known_patterns_name_their_cause(line: str, means: str) -> None:
+    cause = causes.likely(f"something\n{line}\nsomething")
+    assert cause is not None
+    assert means in cause.means
+
+
+def test_an_unknown_journal_names_no_cause() -> None:
+    assert causes.likely("all is well") is None
