@@ -100,7 +100,7 @@ PLACEMENT = ("gpus", "cpus", "memory_nodes", "numa_nodes")
 
 def engine_config(instance: Mapping[str, Any]) -> str:
     """Return the engine's ``--config`` YAML. JSON scalars are YAML, so no library is needed."""
-    lines = [f"# Engine arguments of {instance['name']}, from /etc/pdstack/plan.json; deploy_pd.yml rewrites this file."]
+    lines = [f"# Engine arguments of {instance['name']}, from /etc/pdstack/plan.json; deploy_pd.yml rewrites it."]
     lines += [f"{option}: {json.dumps(value)}" for option, value in sorted(instance["args"].items())]
     return "\n".join(lines) + "\n"
 
