@@ -1,0 +1,104 @@
+"""Carry files of the controller to the host where a source of pd_checkpoint lies here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.pdstack.checkpoint import listing as listings
+from ansible.module_utils.pdstack.checkpoint.errors import CheckpointError, SourceError
+from ansible.module_utils.pdstack.checkpoint.sources import DirSource
+from ansible.plugins.action import ActionBase
+
+SCHEME = "controller"
+
+
+class ActionModule(ActionBase):
+    """The module decides on the host what is missing; only that is carried, named by its content."""
+
+    _supports_check_mode = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        args = dict(self._task.args)
+        sources = args.get("sources", ["hub"])
+        folder = controller_folder(sources)
+        if folder is None or args.get("state", "present") != "present":
+            return dict(self._module(args, task_vars))
+        try:
+            listing = self._listing(folder, args)
+            args["listing"] = listings.to_document(listing)
+            planned = self._module(args, task_vars, check=True)
+            if planned.get("failed") or not planned.get("changed") or self._task.check_mode:
+                return dict(planned)
+            args["sources"] = [
+                f"keyed://{self._carry(folder, listing, planned['fetched'])}" if source_folder(text) else text
+                for text in sources
+            ]
+            return dict(self._module(args, task_vars))
+        except (CheckpointError, SourceError) as error:
+            raise AnsibleActionFail(f"{folder} on the controller: {error}") from None
+        finally:
+            self._remove_tmp_path(self._connection._shell.tmpdir)
+
+    def _module(self, args: dict[str, Any], task_vars: dict[str, Any] | None, check: bool = False) -> dict[str, Any]:
+        with self._checking() if check else contextlib.nullcontext():
+            found: dict[str, Any] = self._execute_module(
+                module_name="pd_checkpoint", module_args=args, task_vars=task_vars
+            )
+        return found
+
+    @contextlib.contextmanager
+    def _checking(self) -> Iterator[None]:
+        before = self._task.check_mode
+        self._task.check_mode = True
+        try:
+            yield
+        finally:
+            self._task.check_mode = before
+
+    def _listing(self, folder: str, args: dict[str, Any]) -> listings.Listing:
+        repo, commit = str(args.get("repo", "")), str(args.get("revision", ""))
+        if args.get("listing"):
+            return listings.from_document(args["listing"], repo, commit)
+        found = DirSource(folder).listing(repo, commit)
+        if found is None:
+            raise CheckpointError(
+                "no-listing",
+                f"neither {listings.LISTING_NAME} nor the metadata of hf download for {repo}@{commit[:12]}",
+                "a listing beside the files",
+                "download them with hf download --local-dir, or write the listing",
+            )
+        return found
+
+    def _carry(self, folder: str, listing: listings.Listing, wanted: list[str]) -> str:
+        """Copy the wanted files into the host's temporary folder and return that folder."""
+        target = self._connection._shell.tmpdir or self._make_tmp_path()
+        by_path = {file.path: file for file in listing.files}
+        carried: list[str] = []
+        for path in wanted:
+            remote = self._connection._shell.join_path(target, by_path[path].key)
+            if remote not in carried:
+                self._transfer_file(os.path.join(folder, path), remote)
+                carried.append(remote)
+        self._fixup_perms2([target, *carried])
+        return str(target)
+
+
+def source_folder(source: str) -> str | None:
+    """Return the folder of a controller source, None for any other source."""
+    parts = urllib.parse.urlsplit(str(source))
+    return urllib.parse.unquote(parts.path) if parts.scheme == SCHEME else None
+
+
+def controller_folder(sources: list[str]) -> str | None:
+    folders = [folder for folder in map(source_folder, sources) if folder is not None]
+    if len(folders) > 1:
+        raise AnsibleActionFail(f"{len(folders)} controller sources; needed: at most one")
+    if folders and not os.path.isdir(folders[0]):
+        raise AnsibleActionFail(f"{folders[0]} is not a folder on the controller; needed: the source's folder")
+    return folders[0] if folders else None

@@ -1,0 +1,300 @@
+"""Fetch files into partials named by their content, hash them on the way, survive bad sources.
+
+A partial outlives any kill: the next attempt, in this process or another, rehashes what is there
+and asks for the rest by Range. A file leaves this module only after its digest matched.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Callable, Dict, List, Optional, Protocol, Sequence, Set
+
+from .errors import AUTH, BUSY, MISSING, SLOW, TRANSIENT, WRONG, CheckpointError, SourceError
+from .listing import RepoFile
+from .manifest import CHUNK, Digests, hash_prefix
+from .progress import Progress
+from .sources import Source
+
+FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+
+
+class Clock(Protocol):
+    """``time``: seconds since the epoch. ``monotonic`` and ``sleep`` as in the time module."""
+
+    def time(self) -> float: ...
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """Times in seconds, ``min_rate`` in bytes/s over ``stall`` seconds for one file."""
+
+    workers: int = 8
+    attempts: int = 8  # per file, without a byte of progress between them
+    min_rate: float = 64 * 1024
+    stall: float = 30.0
+    backoff: float = 0.5  # doubles with every failure
+    backoff_max: float = 30.0
+    retry_after_max: float = 300.0
+    corrupt_per_file: int = 2  # wrong digests of one file from one source before the next source is asked
+    corrupt_per_source: int = 4  # wrong digests in all before a source is dropped for the run
+
+
+@dataclass
+class SourceState:
+    """What this run has learnt about a source."""
+
+    source: Source
+    dropped: str = ""  # why
+    corrupt: int = 0
+
+
+@dataclass
+class _Attempt:
+    """One file on its way. ``contributors``: who delivered the bytes since byte 0; None is an earlier run."""
+
+    file: RepoFile
+    fd: int
+    digests: Digests
+    have: int = 0
+    failures: int = 0
+    corrupt: Dict[str, int] = field(default_factory=dict)
+    excluded: Dict[str, str] = field(default_factory=dict)
+    contributors: Set[Optional[str]] = field(default_factory=set)
+    errors: List[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if text not in self.errors:
+            self.errors.append(text)
+
+
+Place = Callable[[RepoFile, str, str], None]  # file, path of the verified partial, its sha256
+
+
+class Fetcher:
+    """Fetch many files with bounded workers.
+
+    ``rng`` gives jitter in [0, 1); ``write`` stands for os.pwrite, so that a test can fill the disk.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        partials: str,
+        options: FetchOptions,
+        progress: Progress,
+        clock: Clock,
+        rng: Callable[[], float] = random.random,
+        write: Callable[[int, memoryview, int], int] = os.pwrite,
+    ) -> None:
+        self.states = [SourceState(source) for source in sources]
+        self._partials = partials
+        self._options = options
+        self._progress = progress
+        self._clock = clock
+        self._rng = rng
+        self._write = write
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+
+    def fetch_all(self, files: Sequence[RepoFile], place: Place) -> None:
+        """Fetch ``files`` (of distinct content) and hand each to ``place``, in a worker's thread.
+
+        Raises CheckpointError after the files in flight have ended; what arrived stays.
+        """
+        if not files:
+            return
+        failures: List[BaseException] = []
+        ordered = sorted(files, key=lambda item: (-item.size, item.path))
+        with ThreadPoolExecutor(max(1, min(self._options.workers, len(ordered)))) as pool:
+            pending: Set[Future[None]] = {pool.submit(self._one, item, place) for item in ordered}
+            try:
+                while pending:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        error = None if future.cancelled() else future.exception()
+                        if error is not None:
+                            failures.append(error)
+                            self._stop.set()  # those in flight give up at their next read, partials stay
+                            for other in pending:
+                                other.cancel()
+            except BaseException:
+                self._stop.set()
+                for other in pending:
+                    other.cancel()
+                raise
+        real = [error for error in failures if not isinstance(error, _Stopped)]
+        if real:
+            raise real[0]
+
+    def _one(self, file: RepoFile, place: Place) -> None:
+        if self._stop.is_set():
+            raise _Stopped()
+        path = os.path.join(self._partials, file.key)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise CheckpointError("no-space", f"{path}: {error.strerror}", "a writable directory") from None
+        try:
+            digests = self._complete(file, fd)
+            os.fchmod(fd, 0o644)
+            os.fsync(fd)
+        except OSError as error:
+            raise _disk_error(error, path) from None
+        finally:
+            os.close(fd)
+        place(file, path, digests.sha256)
+        self._progress.file_done()
+
+    def _complete(self, file: RepoFile, fd: int) -> Digests:
+        """Return the matching digests once ``fd`` holds all bytes of ``file``."""
+        attempt = _Attempt(file, fd, Digests(file))
+        size = os.fstat(fd).st_size
+        if size > file.size:
+            os.ftruncate(fd, 0)
+        elif size:
+            attempt.have = hash_prefix(fd, size, attempt.digests)
+            attempt.contributors.add(None)
+            self._progress.resume(attempt.have)
+        turn = 0
+        while True:
+            if attempt.have == file.size:
+                if attempt.digests.matches():
+                    return attempt.digests
+                self._wrong_digest(attempt)
+            if self._stop.is_set():
+                raise _Stopped()
+            usable = [s for s in self.states if not s.dropped and s.source.name not in attempt.excluded]
+            if not usable or attempt.failures >= self._options.attempts:
+                raise self._given_up(attempt)
+            state = usable[turn % len(usable)]
+            before = attempt.have
+            try:
+                self._pull(state.source, attempt)
+            except SourceError as error:
+                attempt.failures = 1 if attempt.have > before else attempt.failures + 1
+                attempt.note(f"{state.source.name}: {error}")
+                if self._judge(state, attempt, error):
+                    turn += 1
+                    if turn % len(usable) == 0:
+                        self._pause(attempt.failures, error.retry_after)
+
+    def _pull(self, source: Source, attempt: _Attempt) -> None:
+        """Append bytes from ``source`` until the file is complete. Raises SourceError."""
+        file, options = attempt.file, self._options
+        stream = source.open(file, attempt.have)
+        skip = attempt.have - stream.offset  # a server that ignores Range starts again: keep what we have
+        buffer = memoryview(bytearray(CHUNK))
+        since, received = self._clock.monotonic(), 0
+        try:
+            while attempt.have < file.size:
+                if self._stop.is_set():
+                    raise _Stopped()
+                got = stream.body.readinto(buffer[: min(CHUNK, skip + file.size - attempt.have)])
+                if not got:
+                    raise SourceError(TRANSIENT, f"{file.path} ended at {attempt.have - skip} of {file.size} bytes")
+                received += got
+                dropped = min(skip, got)
+                skip -= dropped
+                if got > dropped:
+                    data = buffer[dropped:got]
+                    attempt.digests.update(data)
+                    self._write_all(attempt.fd, data, attempt.have)
+                    attempt.have += len(data)
+                    attempt.contributors.add(source.name)
+                    self._progress.add(len(data), source.name)
+                now = self._clock.monotonic()
+                if now - since >= options.stall:
+                    rate = received / (now - since)
+                    if rate < options.min_rate:
+                        raise SourceError(
+                            SLOW, f"{file.path}: {rate / 1e3:.1f} kB/s, the floor is {options.min_rate / 1e3:.1f} kB/s"
+                        )
+                    since, received = now, 0
+        finally:
+            stream.body.close()
+
+    def _write_all(self, fd: int, data: memoryview, position: int) -> None:
+        while len(data):
+            count = self._write(fd, data, position)
+            data, position = data[count:], position + count
+
+    def _wrong_digest(self, attempt: _Attempt) -> None:
+        """Start the file again; blame a source only if it alone delivered every byte."""
+        who = attempt.contributors
+        attempt.failures += 1
+        if len(who) == 1 and None not in who:
+            (name,) = who
+            assert name is not None
+            attempt.corrupt[name] = attempt.corrupt.get(name, 0) + 1
+            attempt.note(f"{name}: {attempt.file.path} arrived whole with a wrong digest")
+            if attempt.corrupt[name] >= self._options.corrupt_per_file:
+                attempt.excluded[name] = "wrong digest"
+            with self._lock:
+                for state in self.states:
+                    if state.source.name == name:
+                        state.corrupt += 1
+                        limit = getattr(state.source, "corrupt_limit", self._options.corrupt_per_source)
+                        if state.corrupt >= limit:
+                            state.dropped = f"{state.corrupt} files with a wrong digest"
+        self._progress.undo(attempt.have)
+        os.ftruncate(attempt.fd, 0)
+        attempt.have, attempt.digests = 0, Digests(attempt.file)
+        attempt.contributors = set()
+
+    def _judge(self, state: SourceState, attempt: _Attempt, error: SourceError) -> bool:
+        """Exclude or drop the source where asking again is useless; True where a later attempt may succeed."""
+        if error.kind == AUTH:
+            with self._lock:
+                state.dropped = str(error)
+            return False
+        if error.kind in (MISSING, WRONG):
+            attempt.excluded[state.source.name] = str(error)
+            return False
+        assert error.kind in (BUSY, TRANSIENT, SLOW)
+        return True
+
+    def _pause(self, failures: int, retry_after: Optional[float]) -> None:
+        options = self._options
+        seconds = min(options.backoff_max, options.backoff * 2.0 ** max(0, failures - 1)) * (0.5 + self._rng())
+        if retry_after is not None:
+            seconds = min(options.retry_after_max, retry_after) + 0.1 * self._rng()
+        end = self._clock.monotonic() + seconds
+        while not self._stop.is_set():
+            left = end - self._clock.monotonic()
+            if left <= 0:
+                return
+            self._clock.sleep(min(1.0, left))
+
+    def _given_up(self, attempt: _Attempt) -> CheckpointError:
+        dropped = [f"{s.source.name}: {s.dropped}" for s in self.states if s.dropped]
+        for text in dropped:
+            attempt.note(text)
+        said = "; ".join(attempt.errors[-4:]) or "there is no source"
+        remedy = "run again: what arrived is kept and resumed"
+        if any(" 401 " in text or " 403 " in text for text in attempt.errors):
+            remedy = "give a token_file whose account has accepted the model's terms, then run again"
+        return CheckpointError("fetch-failed", f"{attempt.file.path}: {said}", "one source that delivers it", remedy)
+
+
+class _Stopped(Exception):
+    """Another file failed; this one was left where it was."""
+
+
+def _disk_error(error: OSError, path: str) -> CheckpointError:
+    if error.errno in FATAL_ERRNO:
+        return CheckpointError(
+            "no-space",
+            f"writing {path}: {error.strerror}",
+            "free space and a writable disk",
+            "free space and run again: what arrived is kept and resumed",
+        )
+    return CheckpointError("fetch-failed", f"{path}: {error.strerror}")

@@ -1,0 +1,628 @@
+"""Make the disk hold a checkpoint: observe, plan, fetch, check, publish. The door for all callers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import stat as stats
+import threading
+import time
+import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from . import listing as listings
+from . import manifest as manifests
+from . import plan as plans
+from . import sanity, scrub
+from .errors import BUSY, TRANSIENT, CheckpointError, SourceError
+from .fetch import Clock, Fetcher, FetchOptions
+from .listing import Listing, RepoFile
+from .manifest import Entry, Manifest
+from .progress import Progress
+from .sources import HUB_ENDPOINT, DirSource, HttpSource, HubSource, Source
+from .store import (
+    Store,
+    follow_links,
+    load_manifest,
+    lstat,
+    make_parents,
+    save_manifest,
+    sync_directory,
+    tree,
+)
+from .transport import HttpTransport, Transport
+
+VERIFY = ("stat", "sample", "full")
+SAMPLE = 8  # verify=sample hashes one file of so many
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the operator asks for. Sizes in bytes, times in seconds.
+
+    ``sources`` in order of preference: ``hub``, ``dir:///path``, ``http(s)://base``, and
+    ``keyed:///path``, a directory whose files are named by their content. ``listing`` is a
+    listing document; without one it comes from the hub if that is a source, else from the first
+    source that carries one.
+    """
+
+    repo: str
+    commit: str
+    root: str
+    sources: List[str] = field(default_factory=list)
+    listing: Any = None
+    include: List[str] = field(default_factory=list)
+    exclude: List[str] = field(default_factory=list)
+    workers: int = 8
+    verify: str = "stat"
+    min_free: int = 0
+    shards: Optional[int] = None
+    expert_dtype: Optional[str] = None
+    endpoint: str = HUB_ENDPOINT
+    proxy: Optional[str] = None
+    token_file: Optional[str] = None
+    min_rate: float = 64 * 1024
+    stall: float = 30.0
+    attempts: int = 8
+
+
+@dataclass
+class Result:
+    """What happened. Paths are relative to ``directory``; ``before`` and ``after`` map each path to its digest."""
+
+    changed: bool = False
+    repo: str = ""
+    commit: str = ""
+    directory: str = ""
+    files: int = 0
+    bytes: int = 0
+    fetched: List[str] = field(default_factory=list)
+    verified: List[str] = field(default_factory=list)  # hashed on the disk in this run
+    repaired: List[str] = field(default_factory=list)  # replaced inside the published directory
+    linked: List[str] = field(default_factory=list)
+    quarantined: List[str] = field(default_factory=list)
+    bytes_by_source: Dict[str, int] = field(default_factory=dict)
+    resumed_bytes: int = 0
+    to_fetch_bytes: int = 0  # check mode: what a run would fetch
+    seconds: float = 0.0
+    last_full_verify: Optional[str] = None
+    problems: List[str] = field(default_factory=list)
+    before: Dict[str, str] = field(default_factory=dict)
+    after: Dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class World:
+    """The machine, as tests may replace it."""
+
+    transport: Optional[Transport] = None
+    clock: Clock = field(default_factory=lambda: time)  # the module has the three functions
+    rng: Callable[[], float] = random.random
+    write: Callable[[int, memoryview, int], int] = os.pwrite
+
+
+class Reconciler:
+    """One checkpoint on one host. Every public method returns a Result or raises CheckpointError."""
+
+    def __init__(self, request: Request, world: Optional[World] = None) -> None:
+        self._request = request
+        self._world = world or World()
+        self._check_request()
+        self.store = Store(request.root, listings.directory_name(request.repo, request.commit))
+        self._progress = Progress(None, self._world.clock.time)
+        self._lock = threading.Lock()
+        self._result = Result(repo=request.repo, commit=request.commit, directory=self.store.final)
+        self._sources: Optional[List[Source]] = None
+
+    def _check_request(self) -> None:
+        request = self._request
+        if request.verify not in VERIFY:
+            raise CheckpointError("bad-input", f"verify {request.verify!r}", f"one of {', '.join(VERIFY)}")
+        if not 1 <= request.workers <= 64:
+            raise CheckpointError("bad-input", f"workers {request.workers}", "1 to 64")
+        if not os.path.isabs(request.root) or request.root != os.path.normpath(request.root):
+            raise CheckpointError("bad-input", f"dest {request.root!r}", "an absolute, normal path")
+        if request.token_file is not None and not os.path.isfile(request.token_file):
+            raise CheckpointError("bad-input", f"token_file {request.token_file} is missing", "a file on this host")
+
+    # -- the four states ---------------------------------------------------------------------
+
+    def present(self, check: bool = False) -> Result:
+        """Make the published directory complete and right; with ``check`` say what that would take."""
+        started = self._world.clock.monotonic()
+        manifest = self._manifest()
+        if manifest is not None and self.store.base == self.store.final and manifest.listing == self._listing():
+            selected = self._select(manifest.listing)
+            plan = self._observe(selected, self._rehash())
+            if not plan.strays and all(step.action == plans.KEEP for step in plan.steps):
+                return self._finish(selected, plan, started)
+        if check:
+            self._would(self._listing())
+            self._result.seconds = self._world.clock.monotonic() - started
+            return self._result
+        with self._locked("present"):
+            self._progress = Progress(self.store.status, self._world.clock.time)
+            try:
+                self._make(started)
+            except BaseException as error:
+                self._progress.finish(str(error) or type(error).__name__)
+                raise
+            self._progress.finish()
+        return self._result
+
+    def verified(self) -> Result:
+        """Hash what ``verify`` asks for and change nothing. Raises CheckpointError naming what is broken."""
+        started = self._world.clock.monotonic()
+        manifest = manifests.require(load_manifest(self.store.final), self.store.final)
+        selected = self._select(manifest.listing)
+        plan = self._observe(selected, self._rehash())
+        entries = self._hash(self.store.final, [step.file for step in plan.of(plans.HASH)])
+        broken = [f"{step.file.path}: {step.reason}" for step in plan.of(plans.FETCH)]
+        broken += [f"{s.file.path}: wrong bytes" for s in plan.of(plans.HASH) if s.file.path not in entries]
+        broken += [f"{path}: not part of the checkpoint" for path in plan.strays]
+        if not broken:
+            broken = sanity.check(self.store.final, self._expectations())
+        if broken:
+            raise CheckpointError(
+                "not-verified", "; ".join(broken[:20]), "the bytes of the listing", "run with state=present to repair"
+            )
+        self._result.verified = sorted(entries)
+        return self._finish(selected, plan, started, entries)
+
+    def status(self) -> Result:
+        """Say what is there by stat alone; never fails for what it finds."""
+        started = self._world.clock.monotonic()
+        manifest = self._manifest()
+        if manifest is None:
+            self._result.problems = ["not placed"]
+            return self._result
+        selected = self._select(manifest.listing)
+        plan = self._observe(selected, lambda file: False)
+        published = self.store.base == self.store.final
+        self._result.problems = ([] if published else ["incomplete: not published"]) + [
+            f"{step.file.path}: {step.reason}" for step in plan.steps if step.action != plans.KEEP
+        ]
+        self._result.problems += [f"{path}: not part of the checkpoint" for path in plan.strays]
+        return self._finish(selected, plan, started)
+
+    def absent(self, check: bool = False) -> Result:
+        """Remove what was placed and nothing else; a directory with files of others stays, and is named."""
+        started = self._world.clock.monotonic()
+        store = self.store
+        ours = [store.status, store.scrub]
+        places = [base for base in (store.final, store.staging) if lstat(base) is not None]
+        listing = next((m.listing for m in map(load_manifest, places) if m is not None), None)
+        if listing is not None:
+            ours += [path for path in (os.path.join(store.partials, f.key) for f in listing.files) if lstat(path)]
+            self._result.before = {file.path: file.key for file in listing.files} if places else {}
+        doomed = [path for path in ours if lstat(path) is not None]
+        self._result.changed = bool(doomed) or any(load_manifest(base) is not None for base in places)
+        if (not places and not doomed) or not self._result.changed:
+            if places:
+                self._result.problems = [f"{places[0]} was not placed by pd_checkpoint and stays"]
+            return self._result
+        if check:
+            return self._result
+        with self._locked("absent"):
+            for base in places:
+                self._remove(base)
+            for path in doomed:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+            self._remove_empty()
+        self._result.seconds = self._world.clock.monotonic() - started
+        return self._result
+
+    # -- observing ---------------------------------------------------------------------------
+
+    def _manifest(self) -> Optional[Manifest]:
+        """Return the manifest where the files are now, None for one of another repository or commit."""
+        found = load_manifest(self.store.base)
+        if found is None or (found.listing.repo, found.listing.commit) != (self._request.repo, self._request.commit):
+            return None
+        return found
+
+    def _select(self, listing: Listing) -> Listing:
+        return listings.select(listing, self._request.include, self._request.exclude)
+
+    def _observe(self, selected: Listing, rehash: Callable[[RepoFile], bool]) -> plans.Plan:
+        base = self.store.base
+        corrupt = scrub.findings(self.store) if base == self.store.final else {}
+        return plans.decide(
+            selected,
+            self._manifest(),
+            lambda path: lstat(os.path.join(base, path)),
+            tree(base),
+            corrupt,
+            rehash,
+        )
+
+    def _rehash(self) -> Callable[[RepoFile], bool]:
+        if self._request.verify == "full":
+            return lambda file: True
+        if self._request.verify == "sample":
+            return lambda file: self._world.rng() < 1 / SAMPLE
+        return lambda file: False
+
+    def _hash(self, base: str, files: Sequence[RepoFile]) -> Dict[str, Entry]:
+        """Hash files in parallel; return the entries of those that are right."""
+        now = self._world.clock.time
+
+        def one(file: RepoFile) -> Optional[Entry]:
+            entry = manifests.verify_file(os.path.join(base, file.path), file, now())
+            self._progress.add(file.size)
+            self._progress.file_done()
+            return entry
+
+        if not files:
+            return {}
+        self._progress.enter("hashing", len(files), sum(file.size for file in files))
+        with ThreadPoolExecutor(min(self._request.workers, len(files), 4 * (os.cpu_count() or 1))) as pool:
+            found = list(pool.map(one, files))
+        return {file.path: entry for file, entry in zip(files, found) if entry is not None}
+
+    # -- making ------------------------------------------------------------------------------
+
+    def _would(self, listing: Listing) -> None:
+        selected = self._select(listing)
+        plan = self._observe(selected, self._rehash())
+        entries = self._hash(self.store.base, [step.file for step in plan.of(plans.HASH)])
+        bad = plan.of(plans.FETCH) + [step for step in plan.of(plans.HASH) if step.file.path not in entries]
+        have = self._intact_elsewhere({step.file.sha256 for step in bad if step.file.sha256})
+        for step in bad:
+            (self._result.linked if step.file.sha256 in have else self._result.fetched).append(step.file.path)
+        self._result.verified = sorted(entries)
+        self._result.to_fetch_bytes = self._to_fetch([s.file for s in bad if s.file.sha256 not in have])
+        self._result.quarantined = list(plan.strays)
+        self._result.changed = bool(bad or plan.strays) or self.store.base != self.store.final
+        self._describe(selected, plan, entries)
+        self._preflight(self._result.to_fetch_bytes)
+
+    def _make(self, started: float) -> None:
+        listing = self._listing()
+        selected = self._select(listing)
+        store = self.store
+        store.prepare()
+        published = store.base == store.final
+        if not published:
+            os.makedirs(store.staging, mode=0o755, exist_ok=True)
+        base = store.base
+        plan = self._observe(selected, self._rehash())
+        found = self._manifest()
+        known = {} if found is None else found.files
+        keep = {step.file.path: known[step.file.path] for step in plan.of(plans.KEEP)}
+        current = save_manifest(base, Manifest(listing, keep))
+        hashed = self._hash(base, [step.file for step in plan.of(plans.HASH)])
+        if hashed:
+            current = save_manifest(base, Manifest(listing, {**keep, **hashed}))
+        self._result.verified = sorted(hashed)
+        bad = [step.file for step in plan.of(plans.FETCH)]
+        bad += [step.file for step in plan.of(plans.HASH) if step.file.path not in hashed]
+        entries = dict(current.files)
+        todo = self._link(base, bad, entries)
+        self._describe(selected, plan, hashed)
+        self._set_aside(base, plan.strays)
+        self._fetch(base, listing, todo, entries)
+        self._progress.enter("checking")
+        save_manifest(base, Manifest(listing, entries))
+        problems = sanity.check(base, self._expectations())
+        if problems:
+            raise CheckpointError(
+                "not-sane",
+                f"{self._request.repo}@{self._request.commit[:12]}: " + "; ".join(problems[:10]),
+                "one whole checkpoint",
+                "the bytes are those of the listing: choose another revision, or correct include, exclude, expect",
+            )
+        if not published:
+            self._publish()
+        repaired = sorted(file.path for file in bad) if published else []
+        self._result.repaired = repaired
+        self._result.changed = not published or bool(bad or self._result.quarantined)
+        self._finish(selected, plan, started, entries)
+
+    def _fetch(self, base: str, listing: Listing, todo: List[RepoFile], entries: Dict[str, Entry]) -> None:
+        groups: Dict[str, List[RepoFile]] = {}
+        for file in todo:
+            groups.setdefault(file.key, []).append(file)
+        first = [group[0] for group in groups.values()]
+        self._preflight(self._to_fetch(first))
+        self._progress.enter("fetching", len(first), sum(file.size for file in first))
+        request = self._request
+        options = FetchOptions(
+            workers=request.workers, attempts=request.attempts, min_rate=request.min_rate, stall=request.stall
+        )
+        fetcher = Fetcher(
+            self._open_sources() if first else [],
+            self.store.partials,
+            options,
+            self._progress,
+            self._world.clock,
+            self._world.rng,
+            self._world.write,
+        )
+
+        def place(file: RepoFile, partial: str, sha256: str) -> None:
+            with self._lock:
+                for twin in groups[file.key][1:]:
+                    copy = f"{partial}.twin"
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(copy)
+                    os.link(partial, copy)
+                    self._move_in(base, copy, twin.path)
+                self._move_in(base, partial, file.path)
+                now = self._world.clock.time()
+                for twin in groups[file.key]:
+                    stat = os.lstat(os.path.join(base, twin.path))
+                    entries[twin.path] = manifests.entry_of(stat, sha256, now)
+                    self._result.fetched.append(twin.path)
+                save_manifest(base, Manifest(listing, entries))
+
+        try:
+            fetcher.fetch_all(first, place)
+        finally:
+            self._result.fetched.sort()
+            self._result.bytes_by_source = dict(self._progress.by_source)
+            self._result.resumed_bytes = self._progress.resumed
+
+    def _move_in(self, base: str, partial: str, path: str) -> None:
+        """Give verified bytes their name; what had it before goes only now."""
+        target = make_parents(base, path)
+        if os.path.isdir(target) and not os.path.islink(target):
+            self._set_aside(base, [path])
+        os.replace(partial, target)
+
+    def _link(self, base: str, wanted: List[RepoFile], entries: Dict[str, Entry]) -> List[RepoFile]:
+        """Hard-link what another revision has intact; return the files that are left to fetch."""
+        have = self._intact_elsewhere({file.sha256 for file in wanted if file.sha256})
+        left: List[RepoFile] = []
+        for file in wanted:
+            source = have.get(file.sha256 or "")
+            if source is None:
+                left.append(file)
+                continue
+            temporary = os.path.join(self.store.partials, f"{file.key}.link")
+            before = os.lstat(source)
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+                os.link(source, temporary)
+                self._move_in(base, temporary, file.path)
+            except OSError:  # another filesystem, or too many links: then it is fetched
+                left.append(file)
+                continue
+            after = os.lstat(source)
+            entry = next(e for e in self._entries_of(source) if e.inode == before.st_ino)
+            entries[file.path] = manifests.entry_of(after, entry.sha256, entry.verified)
+            follow_links(self.store.others(), before, after)
+            self._result.linked.append(file.path)
+        return left
+
+    def _entries_of(self, path: str) -> List[Entry]:
+        for store in self.store.others():
+            if path.startswith(store.final + os.sep):
+                found = load_manifest(store.final)
+                return [] if found is None else list(found.files.values())
+        return []
+
+    def _intact_elsewhere(self, wanted: set[str]) -> Dict[str, str]:
+        """Return full paths by sha256 of trusted files in other checkpoints below the same root."""
+        have: Dict[str, str] = {}
+        if not wanted:
+            return have
+        for store in self.store.others():
+            found = load_manifest(store.final)
+            if found is None:
+                continue
+            corrupt = scrub.findings(store)
+            for path, entry in found.files.items():
+                full = os.path.join(store.final, path)
+                stat = lstat(full)
+                if (
+                    entry.sha256 in wanted
+                    and path not in corrupt
+                    and stat is not None
+                    and stats.S_ISREG(stat.st_mode)
+                    and manifests.trusted(entry, stat, found.written_ns)
+                ):
+                    have[entry.sha256] = full
+        return have
+
+    def _set_aside(self, base: str, paths: Sequence[str]) -> None:
+        """Move what does not belong out of the engine's sight; nothing is deleted."""
+        for path in paths:
+            target = os.path.join(self.store.quarantine, f"{path}.{int(self._world.clock.time())}")
+            os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+            os.rename(os.path.join(base, path), target)
+            self._result.quarantined.append(path)
+
+    def _publish(self) -> None:
+        self._progress.enter("publishing")
+        for folder, _, _ in os.walk(self.store.staging):
+            sync_directory(folder)
+        os.rename(self.store.staging, self.store.final)
+        sync_directory(self.store.root)
+
+    def _to_fetch(self, files: Sequence[RepoFile]) -> int:
+        """Return the bytes still to come: sizes of distinct content less what partials hold."""
+        total = 0
+        for file in {item.key: item for item in files}.values():
+            stat = lstat(os.path.join(self.store.partials, file.key))
+            total += file.size - (min(stat.st_size, file.size) if stat is not None else 0)
+        return total
+
+    def _preflight(self, needed: int) -> None:
+        place = self.store.root
+        while not os.path.isdir(place):
+            place = os.path.dirname(place)
+        disk = os.statvfs(place)
+        free = disk.f_bavail * disk.f_frsize
+        if needed and needed + self._request.min_free > free:
+            raise CheckpointError(
+                "no-space",
+                f"{place} has {free / 1e9:.2f} GB free",
+                f"{needed / 1e9:.2f} GB to fetch and {self._request.min_free / 1e9:.2f} GB to stay free (min_free)",
+                "free space, choose another dest, or retire a checkpoint that is no longer used",
+            )
+
+    # -- sources -----------------------------------------------------------------------------
+
+    def _open_sources(self) -> List[Source]:
+        if self._sources is None:
+            self._sources = open_sources(self._request, self._world.transport)
+            if not self._sources:
+                raise CheckpointError("bad-input", "no source", "at least one of hub, dir:///path, http(s)://base")
+        return self._sources
+
+    def _listing(self) -> Listing:
+        """Return the listing: of the request, of the manifest, of the hub, of the first source that has one."""
+        request = self._request
+        if request.listing is not None:
+            return listings.from_document(request.listing, request.repo, request.commit)
+        known = self._manifest()
+        if known is not None:
+            return known.listing
+        sources = self._open_sources()
+        hubs = [source for source in sources if isinstance(source, HubSource)]
+        said: List[str] = []
+        for source in hubs[:1] or sources:
+            try:
+                found = self._patiently(source)
+            except SourceError as error:
+                said.append(f"{source.name}: {error}")
+                continue
+            if found is not None:
+                return found
+            said.append(f"{source.name}: carries none")
+        raise CheckpointError(
+            "no-listing",
+            f"no listing of {request.repo}@{request.commit[:12]}: " + "; ".join(said),
+            f"the hub's tree, or a {listings.LISTING_NAME} in a source",
+            "check the network and the token, or make the listing where the hub can be reached",
+        )
+
+    def _patiently(self, source: Source) -> Optional[Listing]:
+        for attempt in range(self._request.attempts):
+            try:
+                return source.listing(self._request.repo, self._request.commit)
+            except SourceError as error:
+                if error.kind not in (BUSY, TRANSIENT) or attempt + 1 == self._request.attempts:
+                    raise
+                pause = min(30.0, 0.5 * math.pow(2, attempt)) * (0.5 + self._world.rng())
+                if error.retry_after is not None:
+                    pause = min(300.0, error.retry_after)
+                self._world.clock.sleep(pause)
+        return None
+
+    # -- the rest ----------------------------------------------------------------------------
+
+    def _locked(self, purpose: str) -> contextlib.AbstractContextManager[None]:
+        return self.store.lock(f"pd_checkpoint {purpose} {self.store.name}")
+
+    def _expectations(self) -> sanity.Expectations:
+        return sanity.Expectations(self._request.shards, self._request.expert_dtype)
+
+    def _describe(self, selected: Listing, plan: plans.Plan, hashed: Dict[str, Entry]) -> None:
+        """Fill the diff: each path with its digest, or with what is wrong with it."""
+        for step in plan.steps:
+            good = step.action == plans.KEEP or step.file.path in hashed
+            if good:
+                self._result.before[step.file.path] = step.file.key
+            elif step.reason != "missing":
+                reason = step.reason if step.action == plans.FETCH else "wrong bytes"
+                self._result.before[step.file.path] = reason
+            self._result.after[step.file.path] = step.file.key
+        for path in plan.strays:
+            self._result.before[path] = "not part of the checkpoint"
+
+    def _finish(
+        self, selected: Listing, plan: plans.Plan, started: float, entries: Optional[Dict[str, Entry]] = None
+    ) -> Result:
+        result = self._result
+        result.files, result.bytes = len(selected.files), selected.size
+        if not result.after:
+            self._describe(selected, plan, entries or {})
+        manifest = self._manifest()
+        known = {} if manifest is None else manifest.files
+        times = scrub.merge({**known, **(entries or {})}, self.store)
+        oldest = manifests.oldest_verification(times)
+        if oldest is not None:
+            result.last_full_verify = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(oldest))
+        result.seconds = self._world.clock.monotonic() - started
+        return result
+
+    def _remove(self, base: str) -> None:
+        manifest = load_manifest(base)
+        if manifest is None:
+            return
+        for path in {file.path for file in manifest.listing.files}:
+            full = os.path.join(base, path)
+            before = lstat(full)
+            if before is None or stats.S_ISDIR(before.st_mode):
+                continue
+            links = list(self.store.others()) if before.st_nlink > 1 else []
+            twin = _same_inode(links, before) if links else None
+            os.unlink(full)
+            if twin is not None:
+                follow_links(links, before, os.lstat(twin))
+        os.unlink(os.path.join(base, manifests.MANIFEST_NAME))
+        for folder, _, _ in os.walk(base, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        left = tree(base) if os.path.isdir(base) else []
+        self._result.problems += [f"{os.path.join(base, path)} is not ours and stays" for path in left]
+
+    def _remove_empty(self) -> None:
+        """Take away our empty work directories, and the lock where nothing is left to protect."""
+        work = self.store.work
+        for name in ("staging", "partial", "status", "scrub", "quarantine"):
+            with contextlib.suppress(OSError):
+                os.rmdir(os.path.join(work, name))
+        if set(os.listdir(work)) <= {"lock"}:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(work, "lock"))
+                os.rmdir(work)
+
+
+def _same_inode(stores: Sequence[Store], stat: os.stat_result) -> Optional[str]:
+    for store in stores:
+        found = load_manifest(store.final)
+        for path, entry in {} if found is None else found.files.items():
+            if entry.inode == stat.st_ino and entry.device == stat.st_dev:
+                return os.path.join(store.final, path)
+    return None
+
+
+def open_sources(request: Request, transport: Optional[Transport] = None) -> List[Source]:
+    """Return the request's sources in order. Raises CheckpointError for one that cannot be understood."""
+    web: Transport = transport or HttpTransport(timeout=request.stall, proxy=request.proxy)
+    found: List[Source] = []
+    for text in request.sources:
+        parts = urllib.parse.urlsplit(text)
+        if text == "hub":
+            found.append(HubSource(request.repo, request.commit, web, request.endpoint, read_token(request.token_file)))
+        elif parts.scheme in ("dir", "keyed") and not parts.netloc and os.path.isabs(parts.path):
+            path = urllib.parse.unquote(parts.path)
+            found.append(DirSource(path, parts.scheme == "keyed", "controller" if parts.scheme == "keyed" else ""))
+        elif parts.scheme in ("http", "https") and parts.netloc:
+            found.append(HttpSource(text, web))
+        else:
+            raise CheckpointError("bad-input", f"source {text!r}", "hub, dir:///absolute/path or http(s)://base")
+    return found
+
+
+def read_token(path: Optional[str]) -> Optional[str]:
+    """Return the token in ``path``, None without one. Raises CheckpointError, never naming the token."""
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as stream:
+            token = stream.read(4096).strip()
+    except OSError as error:
+        raise CheckpointError("bad-input", f"token_file {path}: {error.strerror}") from None
+    if not token or any(char.isspace() or ord(char) > 126 for char in token):
+        raise CheckpointError("bad-input", f"token_file {path} does not hold one token on one line")
+    return token
