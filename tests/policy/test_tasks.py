@@ -1,0 +1,144 @@
+"""How tasks are written, in playbooks, roles and scenarios alike."""
+
+import collections
+import re
+
+import pytest
+from policy import tree
+
+FREE_FORM = {"shell", "raw", "script", "expect"}
+# (file, task) -> why nothing better will do. An entry that matches no task fails too.
+FREE_FORM_REASONS = {
+    ("playbooks/tasks/python.yml", "See whether Python is there and complete"): "modules need the Python it looks for",
+    ("playbooks/tasks/python.yml", "Install a complete Python"): "modules need the Python it installs",
+}
+COLLECTION_NAME = re.compile(r"\w+\.\w+\.\w+")
+NAME_PREFIX = re.compile(r"^[a-z0-9_-]+ \| ")
+NOT_IMPERATIVE = re.compile(r"^(?!Bring|String|Ping)\w+(ing|ed)\b|^(The|A|An|This)\b")
+FORBIDDEN_KEYWORDS = {
+    "ignore_errors": "a failure is either handled (rescue, failed_when) or it stops the run",
+    "ignore_unreachable": "a host that is gone is reported, not passed over",
+    "local_action": "write delegate_to: localhost",
+}
+
+
+def task_problems(task, own_modules):
+    """What is wrong with one task, as sentences."""
+    module = task.module
+    if not module:
+        return
+    if not COLLECTION_NAME.fullmatch(module) and module not in own_modules:
+        yield f"{module} is neither fully qualified nor a module in library/"
+    if module.startswith("ansible.legacy."):
+        yield f"{module}: ansible.legacy picks up whatever lies in the search path"
+    name = module.rpartition(".")[2]
+    if name in FREE_FORM and (task.where, task.name) not in FREE_FORM_REASONS:
+        yield f"{module} where a module would do, or without a reason in this test"
+    if name in {"command", *FREE_FORM} and "changed_when" not in task.body:
+        yield f"{module} without changed_when"
+    for keyword, reason in FORBIDDEN_KEYWORDS.items():
+        if task.body.get(keyword):
+            yield f"{keyword}: {reason}"
+    if not task.name:
+        yield "no name"
+    else:
+        yield from name_problems(task.name)
+
+
+def name_problems(name):
+    words = NAME_PREFIX.sub("", name)
+    if not words[:1].isupper() and not words.startswith("{{"):
+        yield "the name does not start with a capital letter"
+    if NOT_IMPERATIVE.match(words):
+        yield "the name does not say what to do (imperative)"
+    if words.endswith("."):
+        yield "the name ends with a full stop"
+
+
+def repeated_names(tasks):
+    counted = collections.Counter((task.where, task.name) for task in tasks if task.name)
+    return [f"{where}: '{name}' stands there {times} times" for (where, name), times in counted.items() if times > 1]
+
+
+def role_inputs(specs):
+    return {name for spec in specs for entry in spec["argument_specs"].values() for name in entry.get("options") or {}}
+
+
+def overwritten_inputs(task, inputs):
+    if task.module == "ansible.builtin.set_fact":
+        yield from (name for name in task.body[task.module] if name in inputs)
+
+
+def unheard_topics(tasks):
+    """Topics that tasks notify and no handler listens to, and handlers that answer to their name only."""
+    heard = {topic for task in tasks for topic in tree.listed(task.body.get("listen"))}
+    notified = {topic for task in tasks for topic in tree.listed(task.body.get("notify"))}
+    return sorted(notified - heard)
+
+
+def test_tasks_are_well_written():
+    own, tasks = tree.own_modules(), tree.tasks()
+    assert len(tasks) > 20
+    assert [f"{task}: {problem}" for task in tasks for problem in task_problems(task, own)] == []
+
+
+def test_names_are_unique_in_their_file():
+    assert repeated_names(tree.tasks()) == []
+
+
+def test_reasons_are_still_needed():
+    present = {(task.where, task.name) for task in tree.tasks()}
+    assert [place for place in FREE_FORM_REASONS if place not in present] == []
+
+
+def test_no_task_overwrites_a_role_input():
+    inputs = role_inputs([tree.load(path) for path in tree.matching("roles/*/meta/argument_specs.yml")])
+    assert inputs
+    assert [f"{task}: {name}" for task in tree.tasks() for name in overwritten_inputs(task, inputs)] == []
+
+
+def test_notified_topics_are_heard():
+    assert unheard_topics(tree.tasks()) == []
+
+
+def task(text):
+    (one,) = tree.tasks_in(tree.parse(text), "bad.yml")
+    return one
+
+
+def test_a_good_task_passes():
+    assert list(task_problems(task("- {name: Keep it, pd_files: {}}"), {"pd_files"})) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- {name: Copy it, copy: {}}", "copy is neither"),
+        ("- {name: Keep it, pd_other: {}}", "pd_other is neither"),
+        ("- {name: Keep it, ansible.legacy.copy: {}}", "ansible.legacy"),
+        ("- {name: Run it, ansible.builtin.shell: 'ls | wc', changed_when: false}", "where a module would do"),
+        ("- {name: Run it, ansible.builtin.raw: ls, changed_when: false}", "where a module would do"),
+        ("- {name: Run it, ansible.builtin.command: ls}", "without changed_when"),
+        ("- {name: Run it, ansible.builtin.command: ls, changed_when: false, ignore_errors: true}", "ignore_errors"),
+        ("- {name: Run it, pd_files: {}, ignore_unreachable: true}", "ignore_unreachable"),
+        ("- {pd_files: {}}", "no name"),
+        ("- {name: keep it, pd_files: {}}", "capital"),
+        ("- {name: Installing it, pd_files: {}}", "imperative"),
+        ("- {name: The files, pd_files: {}}", "imperative"),
+        ("- {name: Keep it., pd_files: {}}", "full stop"),
+        ("- {block: [{name: Deep down, block: [{name: Copy it, copy: {}}]}]}", "copy is neither"),
+        ("- {hosts: all, handlers: [{name: Copy it, copy: {}}]}", "copy is neither"),
+    ],
+)
+def test_a_bad_task_fails(text, expected):
+    assert any(expected in problem for problem in task_problems(task(text), {"pd_files"}))
+
+
+def test_other_bad_tasks_fail():
+    twice = list(tree.tasks_in(tree.parse("[{name: Do it, pd_files: {}}, {name: Do it, pd_files: {}}]"), "bad.yml"))
+    assert repeated_names(twice) == ["bad.yml: 'Do it' stands there 2 times"]
+    inputs = role_inputs([tree.parse("argument_specs: {main: {options: {web_port: {}}}}")])
+    assert list(overwritten_inputs(task("- {name: Set it, ansible.builtin.set_fact: {web_port: 1}}"), inputs)) == [
+        "web_port"
+    ]
+    assert unheard_topics([task("- {name: Keep it, pd_files: {}, notify: Restart it}")]) == ["Restart it"]
