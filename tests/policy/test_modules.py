@@ -16,6 +16,7 @@ OLDEST_TARGET = (3, 9)
 LATER_THAN_OLDEST = {"tomllib", "annotationlib", "compression", "pathlib.types", "string.templatelib"}
 FROM_ANSIBLE = ("ansible.module_utils.basic", "ansible.module_utils.common", "ansible.module_utils.pdstack")
 LATER_ARGUMENTS = {"dataclass": {"slots", "kw_only"}, "zip": {"strict"}}
+TEXTS = ("DOCUMENTATION", "EXAMPLES", "RETURN")
 SUPPORT = {"full", "partial", "none", "N/A"}
 IMPLIED = {"type": "str", "required": False, "default": None, "elements": None, "choices": None}
 
@@ -27,11 +28,9 @@ def documentation(source):
         for node in ast.parse(source).body
         if isinstance(node, ast.Assign)
         for target in node.targets
-        if isinstance(target, ast.Name) and target.id in ("DOCUMENTATION", "EXAMPLES", "RETURN")
+        if isinstance(target, ast.Name) and target.id in TEXTS
     }
-    return {
-        name: tree.parse(texts[name]) if name in texts else None for name in ("DOCUMENTATION", "EXAMPLES", "RETURN")
-    }
+    return {name: tree.parse(texts[name]) if name in texts else None for name in TEXTS}
 
 
 def documentation_problems(name, source):
@@ -102,9 +101,7 @@ def portability_problems(source):
             problems += [f"line {node.lineno}: {node.func.id}({word}=) came after 3.9" for word in later]
         annotation = getattr(node, "annotation", None) or getattr(node, "returns", None)
         if annotation is not None and any(isinstance(part, ast.BitOr) for part in ast.walk(annotation)):
-            problems.append(
-                f"line {node.lineno}: X | Y in an annotation, which 3.9 cannot evaluate; use Optional or Union"
-            )
+            problems.append(f"line {node.lineno}: X | Y in an annotation; 3.9 cannot evaluate it")
     return problems
 
 
@@ -185,14 +182,12 @@ def oldest_python():
 
 @pytest.mark.skipif(not oldest_python(), reason="no Python 3.9 on this machine")
 def test_package_imports_on_the_oldest_python():
-    names = [
-        ".".join(p.relative_to(tree.ROOT / "module_utils").with_suffix("").parts)
-        for p in TARGET_CODE
-        if "module_utils" in p.parts
-    ]
+    package = tree.ROOT / "module_utils"
+    files = [path.relative_to(package) for path in TARGET_CODE if package in path.parents]
+    names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in files]
     program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-    command = [oldest_python(), "-B", "-c", program, *[name.removesuffix(".__init__") for name in names]]
-    done = subprocess.run(command, cwd=tree.ROOT / "module_utils", capture_output=True, text=True)
+    command = [oldest_python(), "-B", "-c", program, *names]
+    done = subprocess.run(command, cwd=package, capture_output=True, text=True)
     assert names
     assert done.returncode == 0, done.stderr
 

@@ -134,11 +134,16 @@ def test_a_bad_task_fails(text, expected):
     assert any(expected in problem for problem in task_problems(task(text), {"pd_files"}))
 
 
-def test_other_bad_tasks_fail():
+def test_a_repeated_name_is_found():
     twice = list(tree.tasks_in(tree.parse("[{name: Do it, pd_files: {}}, {name: Do it, pd_files: {}}]"), "bad.yml"))
     assert repeated_names(twice) == ["bad.yml: 'Do it' stands there 2 times"]
+
+
+def test_an_overwritten_input_is_found():
     inputs = role_inputs([tree.parse("argument_specs: {main: {options: {web_port: {}}}}")])
-    assert list(overwritten_inputs(task("- {name: Set it, ansible.builtin.set_fact: {web_port: 1}}"), inputs)) == [
-        "web_port"
-    ]
+    bad = task("- {name: Set it, ansible.builtin.set_fact: {web_port: 1}}")
+    assert list(overwritten_inputs(bad, inputs)) == ["web_port"]
+
+
+def test_an_unheard_topic_is_found():
     assert unheard_topics([task("- {name: Keep it, pd_files: {}, notify: Restart it}")]) == ["Restart it"]
