@@ -1,0 +1,89 @@
+"""Make the plan on the controller from the inventory and the probes' facts (see library/pd_plan.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import ansible.module_utils
+from ansible.plugins.action import ActionBase
+
+# Ansible finds our module_utils for modules only; plugins on the controller have to add the folder themselves.
+_UTILS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module_utils")
+if _UTILS not in ansible.module_utils.__path__:
+    ansible.module_utils.__path__.append(_UTILS)
+
+from ansible.module_utils.pdstack import codec, inventory, plan, refusal, report  # noqa: E402
+from ansible.module_utils.pdstack.facts import HostFacts  # noqa: E402
+
+
+class ActionModule(ActionBase):
+    """One run for all hosts, on the controller, without a connection."""
+
+    BYPASS_HOST_LOOP = True
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, args = self.validate_argument_spec(
+            {"facts": {"type": "dict", "required": True}, "previous": {"type": "raw"}, "check_ports": {"type": "bool", "default": True}}
+        )
+        try:
+            facts = read_facts(inventory.builtin(args["facts"]))
+            before = read_previous(inventory.builtin(args["previous"]))
+            wanted = plan.plan(inventory.read_intent(task_vars or {}), facts, before)
+            held = plan.foreign_ports(wanted, facts) if args["check_ports"] else []
+            if held:
+                raise refusal.PlanRefused(held)
+        except refusal.Refused as error:
+            return {**result, "failed": True, "msg": str(error)}
+        except codec.CodecError as error:
+            return {**result, "failed": True, "msg": f"pd_plan: a document has the wrong shape: {error}"}
+        document = codec.dump(wanted)
+        old = codec.dump(before) if before is not None else {}
+        return {
+            **result,
+            "changed": args["previous"] is not None and document != old,
+            "plan": document,
+            "report": report.plan_text(wanted),
+            "msg": report.plan_text(wanted),
+            "diff": {"before": _text(old), "after": _text(document), "before_header": "previous plan", "after_header": "plan"},
+        }
+
+
+def read_facts(documents: dict[str, Any]) -> dict[str, HostFacts]:
+    """Return the facts by host; a host may have several partial documents, the later wins key by key."""
+    facts: dict[str, HostFacts] = {}
+    for host, parts in documents.items():
+        merged: dict[str, Any] = {}
+        for part in parts if isinstance(parts, list) else [parts]:
+            seconds = {**merged.get("probe_seconds", {}), **part.get("probe_seconds", {})}
+            merged.update(part)
+            if seconds:
+                merged["probe_seconds"] = seconds
+        facts[host] = codec.load(HostFacts, {"host": host, **merged}, f"facts of {host}")
+    return facts
+
+
+def read_previous(previous: Any) -> plan.Plan | None:
+    """Return the previous plan from a document or a file; a plan of another schema is as good as none."""
+    if isinstance(previous, str) and previous:
+        if not os.path.exists(previous):
+            return None
+        with open(previous, encoding="utf-8") as file:
+            previous = json.load(file)
+    if not previous:
+        return None
+    try:
+        return codec.load(plan.Plan, previous, "previous plan")
+    except codec.CodecError:
+        # Written by another version of the bundle: GPUs and ports are then chosen afresh.
+        return None
+
+
+def _text(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2, sort_keys=True) + "\n" if document else ""

@@ -1,0 +1,126 @@
+"""What each release can do and how it spells it: data, so that a renamed flag is one line here.
+
+Read from the released wheels; tests/unit/test_engine_flags.py parses every rendered plan with the
+real argument parser of each wheel, so that a wrong line here fails in a test and not on a host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Tuple
+
+# Names of the decisions that releases spell differently.
+GRAPH_LIMIT = "graph_limit"
+EAGER_PREFILL = "eager_prefill"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One sglang release: only what differs between releases or must be checked against hardware."""
+
+    version: str
+    spelling: Dict[str, str]
+    info_endpoints: Tuple[str, str]  # server and model information
+    moe_runner_backend: str  # proven for the FP4 checkpoint with this release
+    compute_capabilities: Tuple[str, ...]  # for which the release's wheels carry kernels or a JIT path
+    speculative: Tuple[str, ...]  # algorithms that work for DeepSeek-V4 on this release
+    speculative_reason: str = ""
+    minimum_driver: int = 580  # CUDA 13.0
+
+
+@dataclass(frozen=True)
+class Router:
+    """One router: how its options are spelt and where its version comes from."""
+
+    package: str
+    version: str
+    spelling: Dict[str, str] = field(default_factory=dict)
+
+
+ENGINES: Dict[str, Engine] = {
+    "0.5.13.post1": Engine(
+        version="0.5.13.post1",
+        spelling={GRAPH_LIMIT: "cuda-graph-max-bs", EAGER_PREFILL: "disable-cuda-graph"},
+        info_endpoints=("/get_server_info", "/get_model_info"),
+        moe_runner_backend="marlin",
+        compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
+        speculative=(),
+        speculative_reason="its draft model's FP4 experts reach a kernel for sm_100 only (sglang#30952), and flashinfer "
+        "before 0.7 crashes in speculative decoding on sm_120 (sglang#33943)",
+    ),
+    "0.5.23": Engine(
+        version="0.5.23",
+        spelling={GRAPH_LIMIT: "cuda-graph-max-bs-decode", EAGER_PREFILL: "disable-prefill-cuda-graph"},
+        info_endpoints=("/server_info", "/model_info"),
+        moe_runner_backend="auto",
+        compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
+        speculative=("EAGLE", "DSPARK"),
+    ),
+}
+
+ROUTERS: Dict[str, Router] = {
+    "sglang-router": Router("sglang-router", "0.3.2"),
+}
+
+
+@dataclass(frozen=True)
+class Release:
+    """A folder under releases/: one locked set of packages."""
+
+    name: str
+    profile: str  # gpu | cpu
+    engine: Engine
+    router: Router
+
+
+RELEASES: Dict[str, Release] = {
+    "sglang-0.5.23": Release("sglang-0.5.23", "gpu", ENGINES["0.5.23"], ROUTERS["sglang-router"]),
+    "sglang-0.5.13.post1": Release("sglang-0.5.13.post1", "gpu", ENGINES["0.5.13.post1"], ROUTERS["sglang-router"]),
+    "cpu-0.5.23": Release("cpu-0.5.23", "cpu", ENGINES["0.5.23"], ROUTERS["sglang-router"]),
+}
+DEFAULT_RELEASE = {"gpu": "sglang-0.5.23", "cpu": "cpu-0.5.23"}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a plan must know of a checkpoint before it is on any disk."""
+
+    heads: int  # attention heads: a tensor-parallel size must divide them
+    size_bytes: int  # all files of the checkpoint
+    trust_remote_code: bool
+
+
+MODELS: Dict[str, ModelFacts] = {
+    "deepseek-ai/DeepSeek-V4-Flash": ModelFacts(heads=64, size_bytes=146_000_000_000, trust_remote_code=True),
+}
+
+# Options that the plan sets itself: given a second time the engine takes the last one, silently.
+PLAN_OWNED = frozenset(
+    """model-path model tokenizer-path host port tp tp-size tensor-parallel-size base-gpu-id numa-node device
+    served-model-name context-length disaggregation-mode disaggregation-transfer-backend
+    disaggregation-bootstrap-port mem-fraction-static moe-runner-backend cuda-graph-max-bs
+    cuda-graph-max-bs-decode disable-cuda-graph disable-prefill-cuda-graph disable-custom-all-reduce
+    enable-metrics config nnodes node-rank dist-init-addr
+    speculative-algorithm speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens
+    speculative-moe-runner-backend""".split()
+)
+# Options that carry a secret: they would show in the process list.
+SECRET_OPTIONS = frozenset({"api-key", "admin-api-key", "ssl-keyfile-password"})
+# Options on which both sides of a pair must agree; allowed for all roles at once, never for one.
+PAIR_OPTIONS = frozenset(
+    """context-length page-size kv-cache-dtype model-path model revision dtype quantization
+    disaggregation-transfer-backend load-format""".split()
+)
+
+
+def command_line(args: Dict[str, Any]) -> List[str]:
+    """Return options as a command line: ``True`` is a bare flag, a list repeats its values after one flag."""
+    words: List[str] = []
+    for name, value in args.items():
+        if value is False or value is None:
+            continue
+        words.append(f"--{name}")
+        if value is True:
+            continue
+        words += [str(item) for item in value] if isinstance(value, list) else [str(value)]
+    return words

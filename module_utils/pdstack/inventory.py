@@ -1,0 +1,63 @@
+"""From Ansible's view of an inventory to plain data: the only code here that knows of hostvars."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+
+from . import intent
+from .refusal import IntentError, Refusal
+
+# Prefixes of our roles' variables; those of pd_service and pd_verify start with pd_ anyway.
+ROLE_PREFIXES = (
+    "gpu_host_",
+    "cuda_toolkit_",
+    "sglang_runtime_",
+    "nixl_ucx_",
+    "kernel_extension_",
+    "checkpoint_",
+    "observability_",
+)
+
+
+def read_intent(task_vars: Mapping[str, Any], role_variables: Optional[Iterable[str]] = None) -> intent.Intent:
+    """Return the intent of the whole inventory, whatever part of it the play covers.
+
+    ``task_vars`` needs ``groups`` and ``hostvars``. With ``role_variables`` (the options of our
+    roles), variables that carry one of our prefixes but that nobody knows are refused.
+    Raises IntentError.
+    """
+    groups = {str(name): [str(host) for host in members] for name, members in task_vars.get("groups", {}).items()}
+    names = sorted({host for group in (intent.GPU_GROUP, intent.ROUTER_GROUP) for host in groups.get(group, ())})
+    errors: List[Refusal] = []
+    hosts = {name: _variables(name, task_vars["hostvars"][name], errors) for name in names}
+    if errors:
+        raise IntentError(errors)
+    return intent.parse(hosts, groups, role_variables, ROLE_PREFIXES)
+
+
+def builtin(value: Any) -> Any:
+    """Return builtin types for Ansible's tagged and lazy ones, so that the pure code sees plain data."""
+    if isinstance(value, Mapping):
+        return {str(key): builtin(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [builtin(item) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return str(value)  # a tagged string, or a vault's, which decrypts here
+
+
+def _variables(host: str, hostvars: Mapping[str, Any], errors: List[Refusal]) -> Dict[str, Any]:
+    """Return our variables of one host, templated, as builtin types."""
+    prefixes: Tuple[str, ...] = (intent.PREFIX, *ROLE_PREFIXES)
+    found: Dict[str, Any] = {}
+    for name in hostvars:
+        if name.startswith(prefixes) or name == "ansible_host":
+            try:
+                found[str(name)] = builtin(hostvars[name])
+            except Exception as error:  # whatever a template can raise: all of it is the operator's to mend
+                reason = " ".join(str(error).split()) or type(error).__name__
+                errors.append(Refusal(f"{name} on {host}", reason, "a value", "define what the expression uses"))
+    return found

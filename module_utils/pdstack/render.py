@@ -1,0 +1,308 @@
+"""Arguments, environment and reasons of each instance and router. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from . import checks, communication, cpulist, flags, placement
+from .communication import Choices
+from .intent import Host, Intent
+from .placement import Cpus
+from .plan_types import JIT_DIR, MODELS_DIR, GpuRef, Instance, ModelRef, Router, Seat, Why, Worker
+
+CPU_BOOTSTRAP_TIMEOUT_S = 10
+CPU_WAITING_TIMEOUT_S = 30
+GPU_BOOTSTRAP_TIMEOUT_S = 120
+GPU_WAITING_TIMEOUT_S = 300
+
+
+def model(intent: Intent) -> ModelRef:
+    """Return where the checkpoint lies on every GPU host."""
+    wanted = intent.model
+    path = f"{MODELS_DIR}/{wanted.repo.replace('/', '--')}@{wanted.revision}"
+    return ModelRef(wanted.repo, wanted.revision, path, wanted.served_name or wanted.repo)
+
+
+def instance(intent: Intent, seat: Seat, cpus: Cpus, peers: Sequence[Seat]) -> Instance:
+    """Return one engine instance. ``peers`` are the seats that a KV cache may come from or go to."""
+    ports = _ports(intent, seat)
+    chosen = _gpu(intent, seat, peers) if intent.profile == "gpu" else _cpu(intent, seat)
+    args = {**_common(intent, seat, ports), **chosen.args}
+    env = {**_addresses(intent, seat), **chosen.env}
+    why = [
+        Why("gpus", _gpu_reason(seat)),
+        Why("cpus", cpus.reason),
+        Why("memory_nodes", cpus.memory_reason),
+        *chosen.why,
+    ]
+    for where, extra in (
+        ("pd_engine.extra_args", intent.settings.engine.extra_args),
+        (f"pd_topology.{_shape_name(intent, seat)}.extra_args", _shape_args(intent, seat)),
+    ):
+        for name, value in sorted(extra.items()):
+            args[name.replace("_", "-")] = value
+            why.append(Why(name, f"given by {where}"))
+    for name, value in sorted(intent.settings.engine.extra_env.items()):
+        if env.get(name) not in (None, str(value)):
+            why.append(Why(name, f"pd_engine.extra_env replaces {env[name]} by {value}"))
+        env[name] = str(value)
+    facts = seat.view.facts
+    return Instance(
+        name=seat.name,
+        role=seat.role,
+        index=seat.index,
+        host=seat.host.name,
+        unit=f"pd-{seat.role}@{seat.index}.service",
+        set=seat.set,
+        address=seat.host.address,
+        gpus=[GpuRef(i, facts.gpus[i].pci, facts.gpus[i].uuid, facts.gpus[i].index) for i in seat.spot.positions],
+        numa_nodes=[node for node in seat.spot.nodes if node is not None],
+        memory_nodes=cpus.memory_nodes,
+        cpus=cpus.cpus,
+        ports=ports,
+        offset=seat.offset,
+        args=args,
+        env=dict(sorted(env.items())),
+        why=why,
+    )
+
+
+def routers(intent: Intent, instances: Sequence[Instance]) -> List[Router]:
+    """Return one router for each router host."""
+    return [_router(intent, host, i, instances) for i, host in enumerate(intent.router_hosts)]
+
+
+def _ports(intent: Intent, seat: Seat) -> Dict[str, int]:
+    base = intent.settings.ports
+    ports = {"http": getattr(base, seat.role) + seat.offset}
+    if seat.role == "prefill":
+        ports["bootstrap"] = base.bootstrap + seat.offset
+    return ports
+
+
+def _common(intent: Intent, seat: Seat, ports: Dict[str, int]) -> Dict[str, Any]:
+    where = model(intent)
+    args: Dict[str, Any] = {
+        "model-path": where.path,
+        "served-model-name": where.served_name,
+        "host": seat.host.address,
+        "port": ports["http"],
+        "context-length": intent.topology.context_length,
+        "watchdog-timeout": intent.settings.engine.watchdog_timeout_s,
+        "enable-metrics": True,
+    }
+    if seat.role in ("prefill", "decode"):
+        args["disaggregation-mode"] = seat.role
+        args["disaggregation-transfer-backend"] = intent.settings.transfer
+    if seat.role == "prefill":
+        args["disaggregation-bootstrap-port"] = ports["bootstrap"]
+    return args
+
+
+def _addresses(intent: Intent, seat: Seat) -> Dict[str, str]:
+    engine = intent.settings.engine
+    gpu = intent.profile == "gpu"
+    # Without these the engine guesses an interface, and NIXL's control sockets follow the guess.
+    env = {
+        "SGLANG_HOST_IP": seat.host.address,
+        "HOST_IP": seat.host.address,
+        # The service never asks the hub: the checkpoint is verified on disk.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    if seat.host.interface:
+        env["GLOO_SOCKET_IFNAME"] = seat.host.interface
+    if seat.role in ("prefill", "decode"):
+        bootstrap = engine.bootstrap_timeout_s or (GPU_BOOTSTRAP_TIMEOUT_S if gpu else CPU_BOOTSTRAP_TIMEOUT_S)
+        waiting = engine.waiting_timeout_s or (GPU_WAITING_TIMEOUT_S if gpu else CPU_WAITING_TIMEOUT_S)
+        env["SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"] = str(bootstrap)
+        env["SGLANG_DISAGGREGATION_WAITING_TIMEOUT"] = str(waiting)
+    return env
+
+
+def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
+    """Arguments and environment of a real engine on GPUs."""
+    release, engine = intent.release.engine, intent.settings.engine
+    facts = seat.view.facts
+    chosen = communication.all_reduce(seat.view, seat.spot.positions)
+    args, env = chosen.args, chosen.env
+    args["tp-size"] = seat.tp
+    args["mem-fraction-static"] = engine.mem_fraction_static
+    known = flags.MODELS.get(intent.model.repo)
+    if known and known.trust_remote_code:
+        args["trust-remote-code"] = True
+    args["moe-runner-backend"] = engine.moe_runner_backend or release.moe_runner_backend
+    if engine.moe_runner_backend is None:
+        chosen.because("moe-runner-backend", f"{release.moe_runner_backend}: the proven choice of {intent.release.name}")
+    if seat.role == "prefill":
+        flag = release.spelling[flags.EAGER_PREFILL]
+        args[flag] = True
+        chosen.because(flag, "prefill runs eagerly: prompt lengths differ too much for graphs (reference)")
+    else:
+        flag = release.spelling[flags.GRAPH_LIMIT]
+        args[flag] = engine.cuda_graph_max_bs
+        chosen.because(flag, f"decode runs with CUDA graphs up to batch {engine.cuda_graph_max_bs} (reference)")
+    _speculative(intent, chosen)
+    # Indices and not UUIDs: the engine's custom all-reduce reads them with int().
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(str(facts.gpus[i].index) for i in seat.spot.positions)
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    chosen.because("CUDA_VISIBLE_DEVICES", "indices in PCI order, joined to the facts by PCI id")
+    env["SGLANG_CACHE_DIR"] = f"{JIT_DIR}/{intent.release.name}"
+    chosen.because("SGLANG_CACHE_DIR", "a JIT cache for each release: a stale one gives wrong kernels (flashinfer#5145)")
+    if len(seat.spot.nodes) > 1 and None not in seat.spot.nodes:
+        args["numa-node"] = [seat.view.gpu_nodes[i] for i in seat.spot.positions]
+        chosen.because(
+            "numa-node",
+            f"the instance {_LOCALITY[placement.locality(seat.view, seat.spot)]}: the engine pins each rank; one entry for each visible GPU",
+        )
+    if seat.role in ("prefill", "decode") and intent.settings.transfer == "nixl":
+        local = [i for peer in peers if peer.host.name == seat.host.name for i in peer.spot.positions]
+        across = any(peer.host.name != seat.host.name for peer in peers)
+        lane = communication.transfer(
+            seat.view, seat.spot.positions, local, checks.rdma_devices(facts), seat.host.interface, across
+        )
+        env.update(lane.env)
+        chosen.why += lane.why
+    return chosen
+
+
+_LOCALITY = {
+    "node": "fits in one NUMA node",
+    "near": "covers several NUMA nodes of one socket",
+    "spans": "spans sockets",
+    "unknown": "has GPUs whose node is not known",
+}
+
+
+def _cpu(intent: Intent, seat: Seat) -> Choices:
+    """The functional profile: the same plan on simulated GPUs, the real engine on the CPU."""
+    chosen = Choices()
+    chosen.args.update(
+        {
+            "device": "cpu",
+            "tp-size": 1,
+            "dtype": "float32",
+            "attention-backend": "torch_native",
+            "max-total-tokens": 8192,
+            "max-running-requests": 8,
+            "skip-server-warmup": True,
+            "disable-overlap-schedule": True,
+        }
+    )
+    if seat.role == "decode":
+        chosen.args["disaggregation-decode-retraction-backup"] = "none"
+    chosen.env.update({"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"})
+    if seat.role in ("prefill", "decode"):
+        chosen.env["UCX_TLS"] = "posix,cma,self,tcp"
+        if seat.host.interface:
+            chosen.env["UCX_NET_DEVICES"] = seat.host.interface
+    chosen.because(
+        "profile cpu",
+        f"functional only: {seat.tp} simulated GPUs decide the placement, the engine runs with tp 1 on the CPU in float32",
+    )
+    chosen.because("max-total-tokens", "the token pool would take most of the memory otherwise")
+    chosen.because("disable-overlap-schedule", "without it the second request with a cached prefix ends prefill on a CPU")
+    if seat.role == "decode":
+        chosen.because("disaggregation-decode-retraction-backup", "none: the other choices reach torch.cuda at start")
+    return chosen
+
+
+def _speculative(intent: Intent, chosen: Choices) -> None:
+    wanted = intent.settings.speculative
+    if wanted.algorithm == "none":
+        return
+    chosen.args.update(
+        {
+            "speculative-algorithm": wanted.algorithm,
+            "speculative-num-steps": wanted.num_steps,
+            "speculative-eagle-topk": wanted.eagle_topk,
+            "speculative-num-draft-tokens": wanted.num_draft_tokens,
+            "speculative-moe-runner-backend": wanted.moe_runner_backend,
+        }
+    )
+    chosen.because("speculative-moe-runner-backend", "explicit: left to itself the engine picks kernels for sm_100 (sglang#30952)")
+
+
+def _gpu_reason(seat: Seat) -> str:
+    words = _LOCALITY[placement.locality(seat.view, seat.spot)]
+    gpus = cpulist.render(seat.spot.positions)
+    switches = len({seat.view.switches[i] for i in seat.spot.positions})
+    plural = "es" if switches > 1 else ""
+    return f"{seat.tp} GPUs for tp {seat.tp}: GPU {gpus} {words}, below {switches} PCIe switch{plural} or root port{'s' if switches > 1 else ''}"
+
+
+def _shape_name(intent: Intent, seat: Seat) -> str:
+    return "replicas" if intent.topology.mode == "replicas" else seat.role
+
+
+def _shape_args(intent: Intent, seat: Seat) -> Dict[str, Any]:
+    args: Dict[str, Any] = getattr(intent.topology, _shape_name(intent, seat)).extra_args
+    return args
+
+
+def _router(intent: Intent, host: Host, number: int, instances: Sequence[Instance]) -> Router:
+    wanted = intent.settings.router
+    mine = [item for item in instances if wanted.scope == "all" or item.host == host.name]
+    workers: Dict[str, List[Worker]] = {}
+    for item in mine:
+        url = f"http://{_in_url(item.address)}:{item.ports['http']}"
+        workers.setdefault(item.role, []).append(Worker(url, item.ports.get("bootstrap")))
+    ports = {"http": intent.settings.ports.router, "metrics": intent.settings.ports.router_metrics}
+    args: Dict[str, Any] = {
+        "host": host.address,
+        "port": ports["http"],
+        "prometheus-host": host.address,
+        "prometheus-port": ports["metrics"],
+        "policy": wanted.policy,
+        "worker-startup-timeout-secs": wanted.startup_timeout_s,
+        "health-check-interval-secs": wanted.health_interval_s,
+        "health-check-timeout-secs": wanted.health_timeout_s,
+        "health-failure-threshold": wanted.health_failures,
+        "request-timeout-secs": wanted.request_timeout_s,
+        "shutdown-grace-period-secs": wanted.shutdown_grace_s,
+        "max-concurrent-requests": wanted.max_concurrent_requests,
+    }
+    if intent.topology.mode == "pd":
+        args["pd-disaggregation"] = True
+    why = [
+        Why("prometheus-host", f"metrics on the service address {host.address}; the router's default is every interface"),
+        Why("prometheus-port", "explicit: a stale router on the default port 29000 makes a new one crash"),
+        Why("policy", f"pd_router.policy: {wanted.policy}"),
+        Why(
+            "health-check-interval-secs",
+            f"a dead worker is out after about {wanted.health_interval_s * wanted.health_failures} s; 999999, as in the upstream recipe, never notices",
+        ),
+        Why("circuit breaker", "stays on (the upstream recipe turns it off): a failing worker gets no requests"),
+        Why("request-timeout-secs", f"no client waits longer than {wanted.request_timeout_s} s"),
+        Why("worker-startup-timeout-secs", "a worker that is later than this is added at run time"),
+        Why("workers", "all instances" if wanted.scope == "all" else f"the instances of {host.name} (pd_router.scope: host)"),
+    ]
+    for name, value in sorted(wanted.extra_args.items()):
+        args[name.replace("_", "-")] = value
+        why.append(Why(name, "given by pd_router.extra_args"))
+    return Router(
+        name=f"router-{number}",
+        host=host.name,
+        address=host.address,
+        unit="pd-router.service",
+        ports=ports,
+        args=args,
+        # A worker's model path is not on a router's disk: without this the router asks the hub for it.
+        env={"HF_HUB_OFFLINE": "1"},
+        workers=workers,
+        argv=flags.command_line(args) + _worker_words(workers),
+        why=why,
+    )
+
+
+def _worker_words(workers: Dict[str, List[Worker]]) -> List[str]:
+    words: List[str] = []
+    for role in ("prefill", "decode"):
+        for item in workers.get(role, []):
+            words += [f"--{role}", item.url, *([str(item.bootstrap_port)] if item.bootstrap_port else [])]
+    urls = [item.url for item in workers.get("aggregated", [])]
+    return words + (["--worker-urls", *urls] if urls else [])
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
