@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, Mapping
 
-from ansible.module_utils.pdstack import codec, facts, service
+from ansible.module_utils.pdstack import codec, facts, plan_types, report, service
 
 
 def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
@@ -18,6 +18,18 @@ def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any
     return found
 
 
+def table(plan: Mapping[str, Any], readiness: Iterable[Mapping[str, Any]]) -> str:
+    """Return what runs where, with each instance's state and its time to ready."""
+    states = {}
+    for item in readiness:
+        seconds = item["seconds"]
+        states[item["name"]] = {
+            "state": "ready" if item["ready"] else item["state"],
+            "time to ready": "-" if seconds is None else f"{seconds:.1f} s",
+        }
+    return report.plan_table(codec.load(plan_types.Plan, plan), states)
+
+
 class FilterModule:
     """The filters that the roles use."""
 
@@ -27,8 +39,8 @@ class FilterModule:
             "pd_facts_of": facts_of,
             "pd_instances_of": service.instances_of,
             "pd_routers_of": service.routers_of,
-            "pd_router_arguments": service.router_arguments,
             "pd_service_files": service.files,
             "pd_service_targets": service.targets,
+            "pd_table": table,
             "pd_service_units": service.units,
         }

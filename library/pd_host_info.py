@@ -27,6 +27,10 @@ options:
     description: The link that names the release in use.
     type: path
     default: /opt/pdstack/current
+  plan:
+    description: The plan that this host was deployed with.
+    type: path
+    default: /etc/pdstack/plan.json
 attributes:
   check_mode:
     description: Reads only, so it does the same with and without check mode.
@@ -59,6 +63,10 @@ current_release:
   description: The id of the release that O(current) points to, empty when there is none.
   returned: always
   type: str
+plan:
+  description: The plan that this host was deployed with last, empty when there is none.
+  returned: always
+  type: dict
 distribution:
   description: C(ID) of C(/etc/os-release).
   returned: always
@@ -77,6 +85,7 @@ def main() -> None:
             "paths": {"type": "list", "elements": "str", "default": []},
             "packages": {"type": "list", "elements": "str", "default": []},
             "current": {"type": "path", "default": "/opt/pdstack/current"},
+            "plan": {"type": "path", "default": "/etc/pdstack/plan.json"},
         },
         supports_check_mode=True,
     )
@@ -90,6 +99,7 @@ def main() -> None:
             "disks": [codec.dump(hostinfo.disk(path)) for path in params["paths"]],
         },
         packages_missing=hostinfo.missing_packages(runner.run, params["packages"]),
+        plan=hostinfo.json_document(params["plan"]),
         current_release=os.path.basename(hostinfo.link_target(params["current"])),
         distribution=hostinfo.os_release().get("ID", ""),
     )

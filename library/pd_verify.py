@@ -14,6 +14,11 @@ description:
   - Reads only, and reports every check that failed, not just the first.
 version_added: "0.1.0"
 options:
+  targets:
+    description: Units that must answer at an address, as M(pd_service_wait) takes them. They are asked once.
+    type: list
+    elements: dict
+    default: []
   instances:
     description: The instances of this host, as the plan has them.
     type: list
@@ -49,6 +54,10 @@ options:
     description: Seconds that a completion may take.
     type: int
     default: 120
+  marks:
+    description: The folder in which M(pd_service_wait) keeps how long each process took.
+    type: path
+    default: /run/pdstack/ready
 attributes:
   check_mode:
     description: Reads only, so it does the same with and without check mode.
@@ -72,6 +81,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+instances:
+  description: Per target its name, unit, whether it is ready, its state and its time to ready in seconds.
+  returned: always
+  type: list
+  elements: dict
 checks:
   description: Every check with its subject, whether it held, what was found and what was wanted.
   returned: always
@@ -82,12 +96,13 @@ checks:
 import json
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import codec, http, verify
+from ansible.module_utils.pdstack import codec, http, runner, verify, waiter
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            "targets": {"type": "list", "elements": "dict", "default": []},
             "instances": {"type": "list", "elements": "dict", "default": []},
             "routers": {"type": "list", "elements": "dict", "default": []},
             "model": {"type": "str", "required": True},
@@ -96,6 +111,7 @@ def main() -> None:
             "cases": {"type": "list", "elements": "dict", "default": []},
             "cases_file": {"type": "path"},
             "timeout": {"type": "int", "default": 120},
+            "marks": {"type": "path", "default": "/run/pdstack/ready"},
         },
         supports_check_mode=True,
     )
@@ -105,6 +121,12 @@ def main() -> None:
     def ask(method, url, body):  # type: ignore[no-untyped-def]
         return http.request(method, url, body, timeout_s=params["timeout"])
 
+    targets = [codec.load(waiter.Target, target) for target in params["targets"]]
+    answers = waiter.look(targets, runner.run, http.status, params["marks"])
+    report.checks += [
+        verify.Check(f"{item.unit}", item.ready, f"{item.state}. {item.detail}", "an answer with status 200")
+        for item in answers
+    ]
     for instance in params["instances"]:
         report.checks += verify.check_pinning(instance["unit"], instance["cpus"], instance["memory_nodes"])
         url = f"http://{instance['address']}:{instance['ports']['http']}{params['info_path']}"
@@ -123,9 +145,11 @@ def main() -> None:
     checks = [codec.dump(check) for check in report.checks]
     if report.failures:
         module.fail_json(
-            msg=f"{len(report.failures)} of {len(report.checks)} checks failed:\n{report.text()}", checks=checks
+            msg=f"{len(report.failures)} of {len(report.checks)} checks failed:\n{report.text()}",
+            checks=checks,
+            instances=codec.dump(answers),
         )
-    module.exit_json(changed=False, checks=checks)
+    module.exit_json(changed=False, checks=checks, instances=codec.dump(answers))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 from .facts import Disk
 from .runner import Runner
@@ -25,6 +26,16 @@ def link_target(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
+
+
+def json_document(path: str) -> Dict[str, Any]:
+    """Return a JSON object from a file, {} when there is none that can be read."""
+    try:
+        with open(path, encoding="utf-8") as handle:
+            document = json.load(handle)
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def os_release(path: str = "/etc/os-release") -> Dict[str, str]:

@@ -6,7 +6,7 @@ Pure text: the role renders its unit templates and hands them in; pd_files compa
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping
 
 UNIT_FOLDER = "/etc/systemd/system"
 CONFIG_FOLDER = "/etc/pdstack"
@@ -112,27 +112,6 @@ def environment(instance: Mapping[str, Any]) -> str:
         escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
         lines.append(f'{name}="{escaped}"')
     return "\n".join(lines) + "\n"
-
-
-def router_arguments(router: Mapping[str, Any]) -> List[str]:
-    """Return the router's command line after the program, as words."""
-    words: List[str] = []
-    for option, value in sorted(router["args"].items()):
-        words += _option(option, value)
-    for worker in router["workers"].get("prefill", []):
-        words += ["--prefill", worker["url"], str(worker["bootstrap_port"])]
-    for worker in router["workers"].get("decode", []):
-        words += ["--decode", worker["url"]]
-    plain = [worker["url"] for worker in router["workers"].get("aggregated", [])]
-    return words + (["--worker-urls", *plain] if plain else [])
-
-
-def _option(option: str, value: Any) -> Sequence[str]:
-    if value is True:
-        return [f"--{option}"]
-    if value is False or value is None:
-        return []
-    return [f"--{option}", str(value)]
 
 
 def _unit_folder(instance: Mapping[str, Any]) -> str:

@@ -76,10 +76,16 @@ def wait(
         if monotonic() >= deadline:
             for result in results:
                 if not result.ready:
-                    result.detail = f"no answer within {timeout_s:.0f} s\n{_explain(runner, result.unit)}"
+                    waited_for = f" within {timeout_s:.0f} s" if timeout_s else ""
+                    result.detail = f"no answer{waited_for}\n{_explain(runner, result.unit)}"
             return results
         waited = True
         sleep(poll_s)
+
+
+def look(targets: Sequence[Target], runner: Runner, http_status: HttpStatus, marks: str) -> List[Readiness]:
+    """Ask every target once."""
+    return wait(targets, runner, http_status, lambda: 0.0, lambda seconds: None, 0.0, marks)
 
 
 def _time_to_ready(marks: str, state: units.UnitState, now: Optional[float]) -> Optional[float]:

@@ -60,12 +60,8 @@ PLAN: dict[str, Any] = {
             "unit": "pd-router.service",
             "address": "10.0.0.2",
             "ports": {"http": 8000},
-            "args": {"port": 8000, "pd-disaggregation": True, "quiet": False},
+            "argv": ["--port", "8000"],
             "env": {},
-            "workers": {
-                "prefill": [{"url": "http://10.0.0.1:30000", "bootstrap_port": 8998}],
-                "decode": [{"url": "http://10.0.0.1:30100"}],
-            },
             "why": [],
         }
     ],
@@ -136,14 +132,6 @@ def test_units_of_a_pair_share_a_set_and_the_router_does_not() -> None:
         "pd.target": "",
     }
     assert {unit["name"]: unit["set"] for unit in service.units(PLAN, "b")}["pd-router.service"] == ""
-
-
-def test_router_words() -> None:
-    assert service.router_arguments(PLAN["routers"][0]) == [
-        *("--pd-disaggregation", "--port", "8000"),
-        *("--prefill", "http://10.0.0.1:30000", "8998"),
-        *("--decode", "http://10.0.0.1:30100"),
-    ]
 
 
 def test_the_router_waits_for_both_sides() -> None:

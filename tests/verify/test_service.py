@@ -14,11 +14,25 @@ def show(host, unit: str, name: str) -> str:
     return host.check_output(f"systemctl show --value -p {name} '{unit}'")
 
 
+def curl(host, item, path: str, body: dict | None = None) -> tuple[int, str]:
+    """Ask an instance or router of the plan from its own host; return the status and the body."""
+    data = f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'" if body else ""
+    url = f"http://{item['address']}:{item['ports']['http']}{path}"
+    answer, _, status = host.check_output(f"curl -sS -m 60 -w '\\n%{{http_code}}' {data} {url}").rpartition("\n")
+    return int(status), answer
+
+
 def complete(host, plan, prompt: str, stream: bool = False) -> str:
-    router = plan["routers"][0]
-    body = json.dumps({"model": plan["model"]["served_name"], "prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": stream})
-    url = f"http://{router['address']}:{router['ports']['http']}/v1/completions"
-    return host.check_output(f"curl -sS --fail -m 60 -H 'Content-Type: application/json' -d '{body}' {url}")
+    body = {
+        "model": plan["model"]["served_name"],
+        "prompt": prompt,
+        "max_tokens": 8,
+        "temperature": 0,
+        "stream": stream,
+    }
+    status, answer = curl(host, plan["routers"][0], "/v1/completions", body)
+    assert status == 200, answer
+    return answer
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -61,7 +75,11 @@ def test_prefill_and_decode_have_different_cpus(plan):
 def test_the_same_answer_plain_and_streamed(host, plan):
     plain = json.loads(complete(host, plan, "the quick brown fox"))
     assert plain["usage"]["completion_tokens"] == 8
-    events = [line[6:] for line in complete(host, plan, "the quick brown fox", stream=True).splitlines() if line.startswith("data: ")]
+    events = [
+        line[6:]
+        for line in complete(host, plan, "the quick brown fox", stream=True).splitlines()
+        if line.startswith("data: ")
+    ]
     assert events[-1] == "[DONE]"
     text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1] if json.loads(event)["choices"])
     assert text == plain["choices"][0]["text"] != ""
@@ -70,9 +88,7 @@ def test_the_same_answer_plain_and_streamed(host, plan):
 def test_a_request_goes_through_both_engines(host, plan):
     """A worker of a pair refuses a request that did not come through the router with a bootstrap room."""
     decode = next(i for i in plan["instances"] if i["role"] == "decode")
-    url = f"http://{decode['address']}:{decode['ports']['http']}/generate"
-    done = host.run(f"curl -sS -m 30 -o /dev/null -w '%{{http_code}}' -H 'Content-Type: application/json' -d '{{\"text\": \"x\"}}' {url}")
-    assert done.stdout == "400"
+    assert curl(host, decode, "/generate", {"text": "x"})[0] == 400
     counts = {}
     for role in ("prefill", "decode"):
         unit = next(i["unit"] for i in plan["instances"] if i["role"] == role)
@@ -83,8 +99,7 @@ def test_a_request_goes_through_both_engines(host, plan):
 
 
 def test_router_knows_both_workers_as_healthy(host, plan):
-    router = plan["routers"][0]
-    workers = json.loads(host.check_output(f"curl -sS --fail http://{router['address']}:{router['ports']['http']}/workers"))["workers"]
+    workers = json.loads(curl(host, plan["routers"][0], "/workers")[1])["workers"]
     assert {worker["url"] for worker in workers if worker["is_healthy"]} == {
         f"http://{item['address']}:{item['ports']['http']}" for item in plan["instances"]
     }
