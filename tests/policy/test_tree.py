@@ -1,6 +1,8 @@
 """What no file of the project may hold, and what the files that hold it together must."""
 
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -114,6 +116,12 @@ def test_documented_make_targets_exist():
     assert {"setup", "deploy", "test", "check", "lab-up", "lab-down", "bench", "bench-rerun", "docs"} <= targets
     documents = [(path, text) for path, text in TEXTS if path.suffix == ".md"]
     assert [(path.name, found) for path, text in documents if (found := unknown_targets(text, targets))] == []
+
+
+def test_reference_is_current():
+    command = [sys.executable, "-B", tree.ROOT / "tools/reference", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_quick_start_is_two_commands():
