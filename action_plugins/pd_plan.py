@@ -6,16 +6,9 @@ import json
 import os
 from typing import Any
 
-import ansible.module_utils
+from ansible.module_utils.pdstack import codec, inventory, plan, refusal, report
+from ansible.module_utils.pdstack.facts import HostFacts
 from ansible.plugins.action import ActionBase
-
-# Ansible finds our module_utils for modules only; plugins on the controller have to add the folder themselves.
-_UTILS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module_utils")
-if _UTILS not in ansible.module_utils.__path__:
-    ansible.module_utils.__path__.append(_UTILS)
-
-from ansible.module_utils.pdstack import codec, inventory, plan, refusal, report  # noqa: E402
-from ansible.module_utils.pdstack.facts import HostFacts  # noqa: E402
 
 
 class ActionModule(ActionBase):
@@ -30,7 +23,11 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
         _, args = self.validate_argument_spec(
-            {"facts": {"type": "dict", "required": True}, "previous": {"type": "raw"}, "check_ports": {"type": "bool", "default": True}}
+            {
+                "facts": {"type": "dict", "required": True},
+                "previous": {"type": "raw"},
+                "check_ports": {"type": "bool", "default": True},
+            }
         )
         try:
             facts = read_facts(inventory.builtin(args["facts"]))
@@ -51,7 +48,12 @@ class ActionModule(ActionBase):
             "plan": document,
             "report": report.plan_text(wanted),
             "msg": report.plan_text(wanted),
-            "diff": {"before": _text(old), "after": _text(document), "before_header": "previous plan", "after_header": "plan"},
+            "diff": {
+                "before": _text(old),
+                "after": _text(document),
+                "before_header": "previous plan",
+                "after_header": "plan",
+            },
         }
 
 

@@ -6,15 +6,8 @@ import os
 from typing import Any
 
 import yaml
-import ansible.module_utils
+from ansible.module_utils.pdstack import intent, inventory, refusal
 from ansible.plugins.action import ActionBase
-
-# Ansible finds our module_utils for modules only; plugins on the controller have to add the folder themselves.
-_UTILS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "module_utils")
-if _UTILS not in ansible.module_utils.__path__:
-    ansible.module_utils.__path__.append(_UTILS)
-
-from ansible.module_utils.pdstack import intent, inventory, refusal  # noqa: E402
 
 ROLES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "roles")
 

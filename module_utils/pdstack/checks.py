@@ -29,7 +29,12 @@ def hosts(intent: Intent, facts: Mapping[str, HostFacts]) -> Tuple[List[Refusal]
         found = facts.get(host.name)
         if found is None:
             refusals.append(
-                Refusal(host.name, "no facts", "the probe's result of every GPU host", "see why the probe did not reach this host")
+                Refusal(
+                    host.name,
+                    "no facts",
+                    "the probe's result of every GPU host",
+                    "see why the probe did not reach this host",
+                )
             )
             continue
         if intent.profile == "gpu":
@@ -42,7 +47,12 @@ def hosts(intent: Intent, facts: Mapping[str, HostFacts]) -> Tuple[List[Refusal]
         if unknown and found.gpus:
             known = ", ".join(gpu.pci for gpu in found.gpus)
             refusals.append(
-                Refusal(f"pd_excluded_gpus on {host.name}", ", ".join(unknown), f"PCI ids of this host's GPUs: {known}", "correct or remove it")
+                Refusal(
+                    f"pd_excluded_gpus on {host.name}",
+                    ", ".join(unknown),
+                    f"PCI ids of this host's GPUs: {known}",
+                    "correct or remove it",
+                )
             )
         refusals += _disk(intent, host, found)
         if not found.numa:
@@ -56,7 +66,10 @@ def no_room(intent: Intent, views: Mapping[str, HostView]) -> List[Refusal]:
     """Explain why the instances do not fit on the GPUs that there are."""
     topology = intent.topology
     if topology.mode == "pd":
-        shapes = [("prefill", topology.prefill.tp, topology.prefill.count), ("decode", topology.decode.tp, topology.decode.count)]
+        shapes = [
+            ("prefill", topology.prefill.tp, topology.prefill.count),
+            ("decode", topology.decode.tp, topology.decode.count),
+        ]
     elif topology.mode == "replicas":
         shapes = [("replicas", topology.replicas.tp, topology.replicas.count)]
     else:
@@ -68,15 +81,19 @@ def no_room(intent: Intent, views: Mapping[str, HostView]) -> List[Refusal]:
     for role, tp, _ in shapes:
         if tp > largest:
             remedy = "lower tp: an instance lives on one host and on GPUs of one model"
-            refusals.append(Refusal(f"pd_topology.{role}.tp", f"{tp}; {each}", f"at most {largest} GPUs for one instance", remedy))
+            refusals.append(
+                Refusal(f"pd_topology.{role}.tp", f"{tp}; {each}", f"at most {largest} GPUs for one instance", remedy)
+            )
     if refusals:
         return refusals
     wanted = sum(tp * (count or 1) for _, tp, count in shapes)
     words = " + ".join(f"{'at least 1' if count is None else count} x {role} of {tp}" for role, tp, count in shapes)
     if topology.mode == "pd" and have == 1:
-        remedy = "one GPU cannot be split into prefill and decode: set pd_topology.mode: aggregated with aggregated.tp: 1"
+        remedy = (
+            "one GPU cannot be split into prefill and decode: set pd_topology.mode: aggregated with aggregated.tp: 1"
+        )
     elif topology.mode == "pd":
-        remedy = 'lower tp or count (count: auto takes what fits), add hosts, or set pd_topology.mode: aggregated'
+        remedy = "lower tp or count (count: auto takes what fits), add hosts, or set pd_topology.mode: aggregated"
     else:
         remedy = "lower tp or count (count: auto takes what fits), or add hosts"
     found = f"{have} usable GPU{'s' if have != 1 else ''} on {len(views)} host{'s' if len(views) != 1 else ''} ({each})"
@@ -101,7 +118,7 @@ def lanes(intent: Intent, seats: Sequence[Seat]) -> List[Refusal]:
             refusals.append(
                 Refusal(
                     f"KV lane of {name}",
-                    f"prefill and decode on {', '.join(spread)}; no RDMA device that is up on {', '.join(lacking)}: TCP",
+                    f"prefill and decode on {', '.join(spread)}; no RDMA device is up on {', '.join(lacking)}: TCP",
                     "RDMA between the hosts of a pair, or both sides on one host",
                     "lower tp so that a pair fits on one host, add RDMA NICs, or set pd_topology.mode: replicas",
                 )
@@ -110,7 +127,7 @@ def lanes(intent: Intent, seats: Sequence[Seat]) -> List[Refusal]:
         refusals.append(
             Refusal(
                 "pd_router.scope",
-                f"all: the router pairs any prefill with any decode of {len(users)} hosts; no RDMA device that is up on "
+                f"all: the router pairs any prefill with any decode of {len(users)} hosts; no RDMA device is up on "
                 f"{', '.join(without[:4])}{' and more' if len(without) > 4 else ''}: TCP",
                 "RDMA between all hosts, or routers that pair within one host",
                 "set pd_router.scope: host with every GPU host in router_hosts too, or pd_topology.mode: replicas",
@@ -127,11 +144,25 @@ def routing(intent: Intent, routers: Sequence[Router], instances: Sequence[Insta
     for router in routers:
         lacking = [role for role in roles if not router.workers.get(role)]
         if lacking:
-            found.append(Refusal(f"{router.name} on {router.host}", f"no {' and no '.join(lacking)} instance", "one of each role", remedy))
+            found.append(
+                Refusal(
+                    f"{router.name} on {router.host}",
+                    f"no {' and no '.join(lacking)} instance",
+                    "one of each role",
+                    remedy,
+                )
+            )
     served = {router.host for router in routers}
     alone = sorted({item.host for item in instances} - served, key=natural_key)
     if intent.settings.router.scope == "host" and alone:
-        found.append(Refusal("pd_router.scope", f"host, and no router on {', '.join(alone[:8])}", "a router on every host that serves", remedy))
+        found.append(
+            Refusal(
+                "pd_router.scope",
+                f"host, and no router on {', '.join(alone[:8])}",
+                "a router on every host that serves",
+                remedy,
+            )
+        )
     return found
 
 
@@ -147,9 +178,16 @@ def ports(instances: Sequence[Instance], routers: Sequence[Router]) -> List[Refu
     for host, port, user in port_users(instances, routers):
         users.setdefault((host, port), []).append(user)
         if port > 65535:
-            high.append(Refusal(f"{host} port {port}", f"port of {user}", "at most 65535", "lower the first port in pd_ports"))
+            high.append(
+                Refusal(f"{host} port {port}", f"port of {user}", "at most 65535", "lower the first port in pd_ports")
+            )
     clashes = [
-        Refusal(f"{host} port {port}", f"wanted by {' and '.join(names)}", "one user for each port", "move one of them with pd_ports")
+        Refusal(
+            f"{host} port {port}",
+            f"wanted by {' and '.join(names)}",
+            "one user for each port",
+            "move one of them with pd_ports",
+        )
         for (host, port), names in sorted(users.items())
         if len(names) > 1
     ]
@@ -184,11 +222,18 @@ def _driver(intent: Intent, host: Host, facts: HostFacts) -> List[Refusal]:
             )
         )
     if not facts.gpus:
-        refusals.append(Refusal(host.name, "no GPU", "at least one GPU", "remove the host from gpu_hosts, or see lspci -d 10de:"))
+        refusals.append(
+            Refusal(host.name, "no GPU", "at least one GPU", "remove the host from gpu_hosts, or see lspci -d 10de:")
+        )
     blackwell = any((gpu.compute_capability or "0").split(".")[0] in ("10", "12") for gpu in facts.gpus)
     if blackwell and driver.open_modules is False:
         refusals.append(
-            Refusal(host.name, "closed kernel modules", "the open kernel modules, which Blackwell GPUs need", "install the open flavour of the driver")
+            Refusal(
+                host.name,
+                "closed kernel modules",
+                "the open kernel modules, which Blackwell GPUs need",
+                "install the open flavour of the driver",
+            )
         )
     if driver.nvswitches and driver.fabric_manager not in (None, "active"):
         refusals.append(
@@ -207,14 +252,26 @@ def _gpu(intent: Intent, host: Host, gpu: Gpu) -> List[Refusal]:
     out = f'pd_excluded_gpus: ["{gpu.pci}"] for this host keeps it from serving'
     refusals: List[Refusal] = []
     for problem in gpu.problems:
-        refusals.append(Refusal(subject, problem, "a GPU that answers", f"reset or replace it (see dmesg for Xid lines), or {out}"))
+        refusals.append(
+            Refusal(subject, problem, "a GPU that answers", f"reset or replace it (see dmesg for Xid lines), or {out}")
+        )
     if gpu.mig:
         refusals.append(
-            Refusal(subject, "MIG is on", "a whole GPU: a MIG slice has no peer-to-peer access", f"nvidia-smi -i {gpu.pci} -mig 0, or {out}")
+            Refusal(
+                subject,
+                "MIG is on",
+                "a whole GPU: a MIG slice has no peer-to-peer access",
+                f"nvidia-smi -i {gpu.pci} -mig 0, or {out}",
+            )
         )
     if gpu.compute_mode in ("prohibited", "exclusive_process"):
         refusals.append(
-            Refusal(subject, f"compute mode {gpu.compute_mode}", "compute mode default", f"nvidia-smi -i {gpu.pci} -c 0, or {out}")
+            Refusal(
+                subject,
+                f"compute mode {gpu.compute_mode}",
+                "compute mode default",
+                f"nvidia-smi -i {gpu.pci} -c 0, or {out}",
+            )
         )
     able = intent.release.engine.compute_capabilities
     if gpu.compute_capability is not None and gpu.compute_capability not in able:
@@ -227,7 +284,9 @@ def _gpu(intent: Intent, host: Host, gpu: Gpu) -> List[Refusal]:
             )
         )
     if gpu.index is None and not gpu.problems:
-        refusals.append(Refusal(subject, "CUDA does not list it", "a CUDA index", f"see the probe's steps for this GPU, or {out}"))
+        refusals.append(
+            Refusal(subject, "CUDA does not list it", "a CUDA index", f"see the probe's steps for this GPU, or {out}")
+        )
     return refusals
 
 
@@ -243,17 +302,16 @@ def _memory(intent: Intent, host: Host, facts: HostFacts) -> List[Refusal]:
         "aggregated": [("aggregated", topology.aggregated.tp)],
         "replicas": [("replicas", topology.replicas.tp)],
     }[topology.mode]
-    share = min(memories) * fraction
-    return [
-        Refusal(
-            f"pd_topology.{role}.tp on {host.name}",
-            f"{tp}: {size / tp / 1e9:.0f} GB of weights on each GPU of {min(memories) / 1e9:.0f} GB, of which {fraction:g} may be used",
-            f"at most {share / 1e9:.0f} GB on each GPU",
-            f"set tp to at least {-(-size // int(share))}, or raise pd_engine.mem_fraction_static",
-        )
-        for role, tp in shapes
-        if size / tp > share
-    ]
+    smallest = min(memories)
+    share = smallest * fraction
+    refusals: List[Refusal] = []
+    for role, tp in shapes:
+        if size / tp > share:
+            found = f"{tp}: {size / tp / 1e9:.0f} GB of weights on each GPU of {smallest / 1e9:.0f} GB"
+            needed = f"at most {share / 1e9:.0f} GB: pd_engine.mem_fraction_static allows {fraction:g}"
+            remedy = f"set tp to at least {-(-size // int(share))}, or raise pd_engine.mem_fraction_static"
+            refusals.append(Refusal(f"pd_topology.{role}.tp on {host.name}", found, needed, remedy))
+    return refusals
 
 
 def _disk(intent: Intent, host: Host, facts: HostFacts) -> List[Refusal]:

@@ -54,23 +54,27 @@ def all_reduce(view: HostView, positions: Sequence[int]) -> Choices:
         chosen.env["NCCL_P2P_LEVEL"] = "SYS"
         chosen.because(
             "NCCL_P2P_LEVEL",
-            f"{gpus} hang on {roots} root ports without NVLink and the driver claims peer access; NCCL's default level PXB would "
-            "go through host memory",
+            f"{gpus} hang on {roots} root ports without NVLink and the driver claims peer access; NCCL's default level "
+            "PXB would go through host memory",
         )
     elif claimed is False:
-        chosen.because("NCCL_P2P_LEVEL", f"not set: the driver denies peer access between some of {gpus}; NCCL goes through host memory")
+        chosen.because(
+            "NCCL_P2P_LEVEL",
+            f"not set: the driver denies peer access between some of {gpus}; NCCL goes through host memory",
+        )
     elif claimed is None:
         chosen.because("NCCL_P2P_LEVEL", f"not set: peer access between {gpus} is not known")
     chosen.env["NCCL_PROTO"] = "LL"
     chosen.env["NCCL_ALGO"] = "Ring"
     chosen.because(
         "NCCL_PROTO, NCCL_ALGO",
-        "no NVLink: ring with LL reached the PCIe floor in the reference (19% of GPU time); pd_engine.extra_env overrides",
+        "no NVLink: ring with LL reached the PCIe floor in the reference (19% of GPU time); pd_engine.extra_env wins",
     )
     if roots > 1 and any((facts.gpus[i].compute_capability or "").startswith("12.") for i in positions):
         chosen.args["disable-custom-all-reduce"] = True
         chosen.because(
-            "disable-custom-all-reduce", f"{gpus} are sm_12x on {roots} root ports: the engine's kernel is made for NVLink or one PCIe switch"
+            "disable-custom-all-reduce",
+            f"{gpus} are sm_12x on {roots} root ports: the engine's kernel is made for NVLink or one PCIe switch",
         )
     return chosen
 
@@ -92,13 +96,19 @@ def transfer(
         chosen.env["UCX_TLS"] = "rc," + LANES
         devices = [f"{name}:1" for name in rdma] + ([interface] if interface else [])
         chosen.env["UCX_NET_DEVICES"] = ",".join(devices)
-        chosen.because("UCX_TLS", f"peers on other hosts: RDMA over {', '.join(rdma)} carries the KV cache, tcp only the handshake")
-        chosen.because("UCX_NET_DEVICES", "the RDMA devices that are up" + (f" and {interface} for the handshake" if interface else ""))
+        chosen.because(
+            "UCX_TLS", f"peers on other hosts: RDMA over {', '.join(rdma)} carries the KV cache, tcp only the handshake"
+        )
+        chosen.because(
+            "UCX_NET_DEVICES",
+            "the RDMA devices that are up" + (f" and {interface} for the handshake" if interface else ""),
+        )
         return chosen
     chosen.env["UCX_TLS"] = LANES
     chosen.because(
         "UCX_TLS",
-        "KV cache between GPUs of one host: cuda_ipc carries it, cuda_copy is needed for device memory, tcp only for the handshake",
+        "KV cache between GPUs of one host: cuda_ipc carries it, cuda_copy is needed for device memory, tcp only for "
+        "the handshake",
     )
     if interface:
         chosen.env["UCX_NET_DEVICES"] = interface
@@ -109,7 +119,8 @@ def transfer(
     if denied:
         a, b = denied[0]
         chosen.because(
-            "KV lane", f"the driver denies peer access between GPU {a} and GPU {b}: the KV cache is staged through host memory"
+            "KV lane",
+            f"the driver denies peer access between GPU {a} and GPU {b}: the KV cache is staged through host memory",
         )
     return chosen
 
@@ -126,7 +137,10 @@ def _fusion(facts: HostFacts, positions: Sequence[int]) -> Choices:
     outside = sorted(c for c in capabilities if c is not None and c not in FUSION_ARCHITECTURES)
     if outside:
         chosen.args[off] = True
-        chosen.because(name, f"off: compute capability {', '.join(outside)} is outside the engine's gate ({', '.join(FUSION_ARCHITECTURES)})")
+        chosen.because(
+            name,
+            f"off: compute capability {', '.join(outside)}; the engine's gate is {', '.join(FUSION_ARCHITECTURES)}",
+        )
         return chosen
     unknown = False
     for i in positions:
@@ -140,7 +154,10 @@ def _fusion(facts: HostFacts, positions: Sequence[int]) -> Choices:
                 chosen.because(name, f"off: {wanted} answers {step.code} on GPU {i} ({step.words})")
                 return chosen
     if unknown:
-        chosen.because(name, "left to the engine's own probe: a step of ours was not called or met a full GPU, which proves nothing")
+        chosen.because(
+            name,
+            "left to the engine's own probe: a step of ours was not called or met a full GPU, which proves nothing",
+        )
     else:
         chosen.because(name, "on where the engine chooses it: every step of the cuMemCreate probe answers 0")
     return chosen
@@ -149,7 +166,9 @@ def _fusion(facts: HostFacts, positions: Sequence[int]) -> Choices:
 def _nvlink(facts: HostFacts, positions: Sequence[int]) -> bool:
     links = facts.p2p.link_type
     return all(
-        a == b or (a < len(links) and b < len(links[a]) and links[a][b].startswith("NV")) for a in positions for b in positions
+        a == b or (a < len(links) and b < len(links[a]) and links[a][b].startswith("NV"))
+        for a in positions
+        for b in positions
     )
 
 
@@ -160,7 +179,10 @@ def _roots(view: HostView, positions: Sequence[int]) -> int:
         return len({path[0] for path in paths})
     links = view.facts.p2p.link_type
     apart = any(
-        a < len(links) and b < len(links[a]) and links[a][b] in _OWN_ROOT for a in positions for b in positions if a != b
+        a < len(links) and b < len(links[a]) and links[a][b] in _OWN_ROOT
+        for a in positions
+        for b in positions
+        if a != b
     )
     return len(positions) if apart else 1
 

@@ -45,8 +45,8 @@ ENGINES: Dict[str, Engine] = {
         moe_runner_backend="marlin",
         compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
         speculative=(),
-        speculative_reason="its draft model's FP4 experts reach a kernel for sm_100 only (sglang#30952), and flashinfer "
-        "before 0.7 crashes in speculative decoding on sm_120 (sglang#33943)",
+        speculative_reason="its draft model's FP4 experts reach a kernel for sm_100 only (sglang#30952), and "
+        "flashinfer before 0.7 crashes in speculative decoding on sm_120 (sglang#33943)",
     ),
     "0.5.23": Engine(
         version="0.5.23",
@@ -96,20 +96,58 @@ MODELS: Dict[str, ModelFacts] = {
 
 # Options that the plan sets itself: given a second time the engine takes the last one, silently.
 PLAN_OWNED = frozenset(
-    """model-path model tokenizer-path host port tp tp-size tensor-parallel-size base-gpu-id numa-node device
-    served-model-name context-length disaggregation-mode disaggregation-transfer-backend
-    disaggregation-bootstrap-port mem-fraction-static moe-runner-backend cuda-graph-max-bs
-    cuda-graph-max-bs-decode disable-cuda-graph disable-prefill-cuda-graph disable-custom-all-reduce
-    enable-metrics config nnodes node-rank dist-init-addr
-    speculative-algorithm speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens
-    speculative-moe-runner-backend""".split()
+    {
+        "base-gpu-id",
+        "config",
+        "context-length",
+        "cuda-graph-max-bs",
+        "cuda-graph-max-bs-decode",
+        "device",
+        "disable-cuda-graph",
+        "disable-custom-all-reduce",
+        "disable-prefill-cuda-graph",
+        "disaggregation-bootstrap-port",
+        "disaggregation-mode",
+        "disaggregation-transfer-backend",
+        "dist-init-addr",
+        "enable-metrics",
+        "host",
+        "mem-fraction-static",
+        "model",
+        "model-path",
+        "moe-runner-backend",
+        "nnodes",
+        "node-rank",
+        "numa-node",
+        "port",
+        "served-model-name",
+        "speculative-algorithm",
+        "speculative-eagle-topk",
+        "speculative-moe-runner-backend",
+        "speculative-num-draft-tokens",
+        "speculative-num-steps",
+        "tensor-parallel-size",
+        "tokenizer-path",
+        "tp",
+        "tp-size",
+    }
 )
 # Options that carry a secret: they would show in the process list.
-SECRET_OPTIONS = frozenset({"api-key", "admin-api-key", "ssl-keyfile-password"})
+SECRET_OPTIONS = frozenset({"admin-api-key", "api-key", "ssl-keyfile-password"})
 # Options on which both sides of a pair must agree; allowed for all roles at once, never for one.
 PAIR_OPTIONS = frozenset(
-    """context-length page-size kv-cache-dtype model-path model revision dtype quantization
-    disaggregation-transfer-backend load-format""".split()
+    {
+        "context-length",
+        "disaggregation-transfer-backend",
+        "dtype",
+        "kv-cache-dtype",
+        "load-format",
+        "model",
+        "model-path",
+        "page-size",
+        "quantization",
+        "revision",
+    }
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from . import intent
+from . import intent, settings
 from .refusal import IntentError, Refusal
 
 # Prefixes of our roles' variables; those of pd_service and pd_verify start with pd_ anyway.
@@ -51,7 +51,7 @@ def builtin(value: Any) -> Any:
 
 def _variables(host: str, hostvars: Mapping[str, Any], errors: List[Refusal]) -> Dict[str, Any]:
     """Return our variables of one host, templated, as builtin types."""
-    prefixes: Tuple[str, ...] = (intent.PREFIX, *ROLE_PREFIXES)
+    prefixes: Tuple[str, ...] = (settings.PREFIX, *ROLE_PREFIXES)
     found: Dict[str, Any] = {}
     for name in hostvars:
         if name.startswith(prefixes) or name == "ansible_host":

@@ -65,7 +65,7 @@ def required(doc: str, **rule: Any) -> Any:
     return dataclasses.field(metadata={"rule": Rule(doc=doc, **rule)})
 
 
-def rule_of(field: "dataclasses.Field[Any]") -> Rule:
+def rule_of(field: dataclasses.Field[Any]) -> Rule:
     """Return the field's rule; every field read here has one."""
     return typing.cast(Rule, field.metadata["rule"])
 
@@ -76,7 +76,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else ""
 
 
-def read(cls: Type[T], data: Any, path: str, errors: List[Refusal], elsewhere: Optional[Dict[str, str]] = None) -> Optional[T]:
+def read(
+    cls: Type[T], data: Any, path: str, errors: List[Refusal], elsewhere: Optional[Dict[str, str]] = None
+) -> Optional[T]:
     """Return ``data`` as ``cls``, or None after adding to ``errors`` all that is wrong with it.
 
     ``elsewhere`` maps a key that people put here by mistake to the remedy that helps them.
@@ -173,7 +175,9 @@ def table(cls: Any, prefix: str = "") -> List[Row]:
             default = field.default if field.default is not _MISSING else factory()
         if rule.auto and default is None and not needed:
             default = "auto"
-        words = "dict" if nested or typing.get_origin(kind) is dict else "list" if typing.get_origin(kind) is list else ""
+        words = (
+            "dict" if nested or typing.get_origin(kind) is dict else "list" if typing.get_origin(kind) is list else ""
+        )
         rows.append(
             Row(name, words or _TYPE_NAMES[kind], default, needed, rule.doc, rule.why, rule.choices, rule.secret)
         )

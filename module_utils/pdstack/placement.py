@@ -63,10 +63,7 @@ def view(facts: HostFacts, excluded: Iterable[str] = ()) -> HostView:
     by_number = {node.node: node for node in facts.numa}
     order = sorted(by_number)
     distances = {
-        (a, b): by_number[a].distances[j]
-        for a in order
-        for j, b in enumerate(order)
-        if j < len(by_number[a].distances)
+        (a, b): by_number[a].distances[j] for a in order for j, b in enumerate(order) if j < len(by_number[a].distances)
     }
     nodes = {number: node for number, node in by_number.items() if node.cpus}
     out = frozenset(excluded)
@@ -122,7 +119,7 @@ def spot_of(host: HostView, positions: Iterable[int]) -> Spot:
     chosen = tuple(sorted(positions))
     known = sorted({node for node in (host.gpu_nodes[i] for i in chosen) if node is not None})
     unknown: List[Node] = [None] if any(host.gpu_nodes[i] is None for i in chosen) else []
-    return Spot(chosen, tuple([*known, *unknown]))
+    return Spot(chosen, (*known, *unknown))
 
 
 def locality(host: HostView, spot: Spot) -> str:
@@ -132,7 +129,9 @@ def locality(host: HostView, spot: Spot) -> str:
     if len(spot.nodes) == 1:
         return "node"
     farthest = max(host.distances.get((a, b), 255) for a in host.nodes for b in host.nodes)
-    inside = max(host.distances.get((a, b), 255) for a in spot.nodes for b in spot.nodes if a is not None and b is not None)
+    inside = max(
+        host.distances.get((a, b), 255) for a in spot.nodes for b in spot.nodes if a is not None and b is not None
+    )
     return "near" if inside < farthest else "spans"
 
 
@@ -274,7 +273,9 @@ def _describe(
 ) -> Cpus:
     gpus = "GPU " + cpulist.render(spot.positions)
     if None in spot.nodes:
-        reason = f"{gpus}: the NUMA node of at least one GPU is not known (never taken for node 0), so nothing is pinned"
+        reason = (
+            f"{gpus}: the NUMA node of at least one GPU is not known (never taken for node 0), so nothing is pinned"
+        )
         return Cpus("", "", reason, reason)
     numbers = [node for node in spot.nodes if node is not None]
     cpus = frozenset(cpu for node in numbers for cpu in shares[(key, node)])
@@ -289,7 +290,9 @@ def _describe(
         reason += f"; {most} instances share cores: there are more instances than cores"
     elif most > 1:
         reason += f"; its cores are split by sibling groups between {most} instances"
-    if limited and any(cpulist.parse(host.nodes[n].cpus) - cpulist.parse(host.facts.system.allowed_cpus) for n in numbers):
+    if limited and any(
+        cpulist.parse(host.nodes[n].cpus) - cpulist.parse(host.facts.system.allowed_cpus) for n in numbers
+    ):
         reason += "; only CPUs that this host's cpuset allows"
     if len(numbers) > 1:
         memory = f"the instance spans {words}: memory is not bound, the engine pins each rank to the node of its GPU"

@@ -18,7 +18,19 @@ from .placement import HostView, Need, Spot
 from .plan_types import GpuRef, Instance, ModelRef, Plan, Router, Seat, TopologyRef, Why, Worker
 from .refusal import PlanRefused, Refusal
 
-__all__ = ["GpuRef", "Instance", "ModelRef", "Plan", "Router", "Seat", "TopologyRef", "Why", "Worker", "foreign_ports", "plan"]
+__all__ = [
+    "GpuRef",
+    "Instance",
+    "ModelRef",
+    "Plan",
+    "Router",
+    "Seat",
+    "TopologyRef",
+    "Why",
+    "Worker",
+    "foreign_ports",
+    "plan",
+]
 
 
 def plan(intent: Intent, facts: Mapping[str, HostFacts], previous: Optional[Plan] = None) -> Plan:
@@ -36,7 +48,9 @@ def plan(intent: Intent, facts: Mapping[str, HostFacts], previous: Optional[Plan
     peers = _peers(intent, seats)
     instances = [render.instance(intent, seat, cpus[seat.name], peers(seat)) for seat in seats]
     routers = render.routers(intent, instances)
-    refusals = checks.lanes(intent, seats) + checks.routing(intent, routers, instances) + checks.ports(instances, routers)
+    refusals = (
+        checks.lanes(intent, seats) + checks.routing(intent, routers, instances) + checks.ports(instances, routers)
+    )
     if refusals:
         raise PlanRefused(refusals)
     notes = notes + _idle(views, seats)
@@ -76,7 +90,13 @@ def _held(host: str, port: int, user: str, holder: Port) -> Refusal:
     who = f"process {holder.pid} ({holder.command or 'unknown command'})" if holder.pid else "an unknown process"
     unit = f" of unit {holder.unit}" if holder.unit else ""
     since = f" since {holder.since}" if holder.since else ""
-    stop = f"systemctl disable --now {holder.unit}" if holder.unit else f"kill {holder.pid}" if holder.pid else f"ss -ltnp sport = :{port}"
+    stop = (
+        f"systemctl disable --now {holder.unit}"
+        if holder.unit
+        else f"kill {holder.pid}"
+        if holder.pid
+        else f"ss -ltnp sport = :{port}"
+    )
     return Refusal(
         f"{host} port {port}",
         f"held by {who}{unit}{since} on {holder.address}",
@@ -144,7 +164,7 @@ def _pair_counts(
 class _Room:
     """How many GPUs each host still has while instances are promised to hosts, the emptiest first."""
 
-    def __init__(self, views: Mapping[str, HostView], kept: Mapping[str, "_Kept"]) -> None:
+    def __init__(self, views: Mapping[str, HostView], kept: Mapping[str, _Kept]) -> None:
         self.views = views
         self.names = sorted(views, key=natural_key)
         self.free: Dict[str, Set[int]] = {name: set(view.usable) for name, view in views.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence
 
 from . import checks, communication, cpulist, flags, placement
 from .communication import Choices
@@ -133,7 +133,9 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
         args["trust-remote-code"] = True
     args["moe-runner-backend"] = engine.moe_runner_backend or release.moe_runner_backend
     if engine.moe_runner_backend is None:
-        chosen.because("moe-runner-backend", f"{release.moe_runner_backend}: the proven choice of {intent.release.name}")
+        chosen.because(
+            "moe-runner-backend", f"{release.moe_runner_backend}: the proven choice of {intent.release.name}"
+        )
     if seat.role == "prefill":
         flag = release.spelling[flags.EAGER_PREFILL]
         args[flag] = True
@@ -148,12 +150,14 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     chosen.because("CUDA_VISIBLE_DEVICES", "indices in PCI order, joined to the facts by PCI id")
     env["SGLANG_CACHE_DIR"] = f"{JIT_DIR}/{intent.release.name}"
-    chosen.because("SGLANG_CACHE_DIR", "a JIT cache for each release: a stale one gives wrong kernels (flashinfer#5145)")
+    chosen.because(
+        "SGLANG_CACHE_DIR", "a JIT cache for each release: a stale one gives wrong kernels (flashinfer#5145)"
+    )
     if len(seat.spot.nodes) > 1 and None not in seat.spot.nodes:
         args["numa-node"] = [seat.view.gpu_nodes[i] for i in seat.spot.positions]
         chosen.because(
             "numa-node",
-            f"the instance {_LOCALITY[placement.locality(seat.view, seat.spot)]}: the engine pins each rank; one entry for each visible GPU",
+            f"the instance {_locality(seat)}: the engine pins each rank; one entry for each visible GPU",
         )
     if seat.role in ("prefill", "decode") and intent.settings.transfer == "nixl":
         local = [i for peer in peers if peer.host.name == seat.host.name for i in peer.spot.positions]
@@ -198,10 +202,12 @@ def _cpu(intent: Intent, seat: Seat) -> Choices:
             chosen.env["UCX_NET_DEVICES"] = seat.host.interface
     chosen.because(
         "profile cpu",
-        f"functional only: {seat.tp} simulated GPUs decide the placement, the engine runs with tp 1 on the CPU in float32",
+        f"functional only: {seat.tp} simulated GPUs decide the placement, the engine runs on the CPU (tp 1, float32)",
     )
     chosen.because("max-total-tokens", "the token pool would take most of the memory otherwise")
-    chosen.because("disable-overlap-schedule", "without it the second request with a cached prefix ends prefill on a CPU")
+    chosen.because(
+        "disable-overlap-schedule", "without it the second request with a cached prefix ends prefill on a CPU"
+    )
     if seat.role == "decode":
         chosen.because("disaggregation-decode-retraction-backup", "none: the other choices reach torch.cuda at start")
     return chosen
@@ -220,15 +226,20 @@ def _speculative(intent: Intent, chosen: Choices) -> None:
             "speculative-moe-runner-backend": wanted.moe_runner_backend,
         }
     )
-    chosen.because("speculative-moe-runner-backend", "explicit: left to itself the engine picks kernels for sm_100 (sglang#30952)")
+    chosen.because(
+        "speculative-moe-runner-backend", "explicit: left to itself the engine picks kernels for sm_100 (sglang#30952)"
+    )
 
 
 def _gpu_reason(seat: Seat) -> str:
-    words = _LOCALITY[placement.locality(seat.view, seat.spot)]
     gpus = cpulist.render(seat.spot.positions)
-    switches = len({seat.view.switches[i] for i in seat.spot.positions})
-    plural = "es" if switches > 1 else ""
-    return f"{seat.tp} GPUs for tp {seat.tp}: GPU {gpus} {words}, below {switches} PCIe switch{plural} or root port{'s' if switches > 1 else ''}"
+    bridges = len({seat.view.switches[i] for i in seat.spot.positions})
+    below = "one PCIe switch or root port" if bridges == 1 else f"{bridges} PCIe switches or root ports"
+    return f"tp {seat.tp}: GPU {gpus} {_locality(seat)}, below {below}"
+
+
+def _locality(seat: Seat) -> str:
+    return _LOCALITY[placement.locality(seat.view, seat.spot)]
 
 
 def _shape_name(intent: Intent, seat: Seat) -> str:
@@ -265,17 +276,23 @@ def _router(intent: Intent, host: Host, number: int, instances: Sequence[Instanc
     if intent.topology.mode == "pd":
         args["pd-disaggregation"] = True
     why = [
-        Why("prometheus-host", f"metrics on the service address {host.address}; the router's default is every interface"),
+        Why(
+            "prometheus-host", f"metrics on the service address {host.address}; the router's default is every interface"
+        ),
         Why("prometheus-port", "explicit: a stale router on the default port 29000 makes a new one crash"),
         Why("policy", f"pd_router.policy: {wanted.policy}"),
         Why(
             "health-check-interval-secs",
-            f"a dead worker is out after about {wanted.health_interval_s * wanted.health_failures} s; 999999, as in the upstream recipe, never notices",
+            f"a dead worker is out after about {wanted.health_interval_s * wanted.health_failures} s; the upstream "
+            "recipe's 999999 never notices",
         ),
         Why("circuit breaker", "stays on (the upstream recipe turns it off): a failing worker gets no requests"),
         Why("request-timeout-secs", f"no client waits longer than {wanted.request_timeout_s} s"),
         Why("worker-startup-timeout-secs", "a worker that is later than this is added at run time"),
-        Why("workers", "all instances" if wanted.scope == "all" else f"the instances of {host.name} (pd_router.scope: host)"),
+        Why(
+            "workers",
+            "all instances" if wanted.scope == "all" else f"the instances of {host.name} (pd_router.scope: host)",
+        ),
     ]
     for name, value in sorted(wanted.extra_args.items()):
         args[name.replace("_", "-")] = value

@@ -14,7 +14,8 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 
     def line(cells: Sequence[str]) -> str:
         words = [
-            cell.rjust(width) if head in right else cell.ljust(width) for head, cell, width in zip(headers, cells, widths)
+            cell.rjust(width) if head in right else cell.ljust(width)
+            for head, cell, width in zip(headers, cells, widths)
         ]
         return "  ".join(words).rstrip()
 

@@ -1,0 +1,141 @@
+"""Rules between variables that are each fine alone. Pure, and needs no facts."""
+
+from __future__ import annotations
+
+from typing import Any, List, Mapping, Optional, Tuple
+
+from . import flags
+from .refusal import Refusal
+from .settings import Settings
+
+
+def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal]:
+    """Rules between values that are each fine alone."""
+    found: List[Refusal] = []
+    model, topology, engine = settings.model, settings.topology, settings.engine
+    known = flags.MODELS.get(model.repo)
+    heads = model.heads or (known.heads if known else None)
+    shapes: List[Tuple[str, int]] = {
+        "pd": [("prefill", topology.prefill.tp), ("decode", topology.decode.tp)],
+        "aggregated": [("aggregated", topology.aggregated.tp)],
+        "replicas": [("replicas", topology.replicas.tp)],
+    }[topology.mode]
+    for role, tp in shapes:
+        if heads is not None and heads % tp:
+            fitting = ", ".join(str(n) for n in range(1, 65) if heads % n == 0)
+            found.append(
+                Refusal(
+                    f"pd_topology.{role}.tp",
+                    f"{tp}",
+                    f"a divisor of the model's {heads} attention heads",
+                    f"choose one of: {fitting}",
+                )
+            )
+    found += _extra("pd_engine.extra_args", engine.extra_args, pair=False)
+    for role, extra in (
+        ("prefill", topology.prefill.extra_args),
+        ("decode", topology.decode.extra_args),
+        ("aggregated", topology.aggregated.extra_args),
+        ("replicas", topology.replicas.extra_args),
+    ):
+        found += _extra(f"pd_topology.{role}.extra_args", extra, pair=True)
+    for name, value in engine.extra_env.items():
+        if "expandable_segments" in str(value).lower():
+            found.append(
+                Refusal(
+                    f"pd_engine.extra_env.{name}",
+                    "expandable_segments",
+                    "the allocator's default: with it KV memory cannot be shared by CUDA IPC and transfers are about "
+                    "600 times slower (nixl#1754)",
+                    "remove it",
+                )
+            )
+    if settings.transfer == "mooncake_tcp" and settings.profile == "gpu" and topology.mode == "pd":
+        found.append(
+            Refusal(
+                "pd_transfer", "mooncake_tcp with pd_profile: gpu", "a KV lane that is not TCP", "set pd_transfer: nixl"
+            )
+        )
+    speculative = settings.speculative.algorithm
+    if release is not None and speculative != "none" and speculative not in release.engine.speculative:
+        able = ", ".join(
+            sorted(
+                n
+                for n, r in flags.RELEASES.items()
+                if speculative in r.engine.speculative and r.profile == settings.profile
+            )
+        )
+        found.append(
+            Refusal(
+                "pd_speculative.algorithm",
+                f"{speculative} on {release.name}: {release.engine.speculative_reason or 'not supported there'}",
+                f"a release on which it works: {able or 'none'}",
+                "set pd_release to one of them, or pd_speculative.algorithm: none",
+            )
+        )
+    if (settings.security.tls_cert_file is None) != (settings.security.tls_key_file is None):
+        found.append(
+            Refusal(
+                "pd_security",
+                "one of tls_cert_file and tls_key_file",
+                "both or neither",
+                "give the certificate and its key together",
+            )
+        )
+    if settings.router.health_timeout_s > settings.router.health_interval_s:
+        found.append(
+            Refusal(
+                "pd_router.health_timeout_s",
+                f"{settings.router.health_timeout_s}, more than health_interval_s: {settings.router.health_interval_s}",
+                "a check that ends before the next one starts",
+                "lower health_timeout_s or raise health_interval_s",
+            )
+        )
+    return found
+
+
+def _extra(where: str, args: Mapping[str, Any], pair: bool) -> List[Refusal]:
+    found: List[Refusal] = []
+    for key, value in args.items():
+        name = key.lstrip("-").replace("_", "-")
+        if key != name:
+            found.append(
+                Refusal(
+                    f"{where}.{key}",
+                    repr(key),
+                    "the long option without dashes in front, words joined by '-'",
+                    f"write {name}",
+                )
+            )
+        if name in flags.SECRET_OPTIONS:
+            found.append(
+                Refusal(
+                    f"{where}.{key}",
+                    "a secret (not shown)",
+                    "secrets outside of arguments, which every user of the host can read",
+                    "use pd_security",
+                )
+            )
+        elif pair and name in flags.PAIR_OPTIONS:
+            found.append(
+                Refusal(
+                    f"{where}.{key}",
+                    f"{name} for one role alone",
+                    "one value for both sides of a pair: a mismatch is a hang or garbage at the client (sglang#30233)",
+                    "set pd_topology.context_length, or pd_engine.extra_args for all roles",
+                )
+            )
+        elif name in flags.PLAN_OWNED:
+            found.append(
+                Refusal(
+                    f"{where}.{key}",
+                    f"{name}, which the plan sets itself",
+                    "an option that the plan does not set",
+                    "use the variable of the bundle for it",
+                )
+            )
+        elif not isinstance(value, (str, int, float, bool, list)):
+            found.append(
+                Refusal(f"{where}.{key}", repr(value), "text, a number, true, or a list of them", "write one value")
+            )
+    return found

@@ -1,0 +1,327 @@
+"""The variables of the inventory: names, types, defaults, what is allowed, and why. One table.
+
+The documentation and the argument specifications are rendered from ``table``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Dict, List, Optional
+
+from . import flags, options
+from .options import option, required
+
+PREFIX = "pd_"
+_PORT: Dict[str, Any] = {"low": 1024, "high": 65535}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The checkpoint, named so that it can never change under a running service."""
+
+    repo: str = required(
+        "the model's name as owner/name",
+        pattern=r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*",
+        pattern_words="owner/name",
+    )
+    revision: str = required(
+        "the commit of the checkpoint (40 hex digits; a branch moves)",
+        pattern=r"[0-9a-f]{40}",
+        pattern_words="a full commit, 40 lower-case hex digits",
+    )
+    source: str = option(
+        "hub",
+        "where the files come from: hub, dir:///absolute/path, or http(s)://...",
+        "the hub is the only source that everybody has",
+        pattern=r"hub|dir:///.+|https?://.+",
+        pattern_words="hub, dir:///absolute/path, or http(s)://address",
+    )
+    served_name: Optional[str] = option(
+        None, "the name that clients ask for", "the repository's own name is what clients expect"
+    )
+    heads: Optional[int] = option(
+        None,
+        "attention heads, which a tensor-parallel size must divide",
+        "known for the models in flags.MODELS",
+        low=1,
+        high=4096,
+    )
+    size_bytes: Optional[int] = option(
+        None, "bytes of the checkpoint, for the disk and memory checks", "known for the models in flags.MODELS", low=1
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many instances of one role, and how many GPUs each."""
+
+    tp: int = option(
+        4, "GPUs of one instance (tensor-parallel size)", "four GPUs of 96 GB hold the checkpoint", low=1, high=64
+    )
+    count: Optional[int] = option(
+        1, 'how many instances, or "auto" for as many as fit', "one pair is the reference", low=1, high=10000, auto=True
+    )
+    extra_args: Dict[str, Any] = option(
+        dict, "engine options for this role alone, long names without dashes", "the plan sets what is needed"
+    )
+
+
+@dataclass(frozen=True)
+class One:
+    """The one aggregated server."""
+
+    tp: int = option(8, "GPUs of the one server (tensor-parallel size)", "all GPUs of one host", low=1, high=64)
+    extra_args: Dict[str, Any] = option(
+        dict, "engine options for this server alone, long names without dashes", "the plan sets what is needed"
+    )
+
+
+@dataclass(frozen=True)
+class Topology:
+    mode: str = option(
+        "pd",
+        "pd: prefill and decode apart; aggregated: one server; replicas: several servers behind the router",
+        "prefill-decode disaggregation is what this bundle is for",
+        choices=("pd", "aggregated", "replicas"),
+    )
+    context_length: int = option(
+        8192,
+        "longest prompt plus answer in tokens, the same for all instances",
+        "bounds the indexer's work on sm_120, the reference's largest gain",
+        low=256,
+        high=1_048_576,
+    )
+    prefill: Shape = option(Shape, "mode pd: the prefill instances", "one instance of four GPUs, the reference")
+    decode: Shape = option(Shape, "mode pd: the decode instances", "one instance of four GPUs, the reference")
+    aggregated: One = option(One, "mode aggregated: the one server", "all GPUs of one host")
+    replicas: Shape = option(
+        lambda: Shape(count=2), "mode replicas: the servers", "two servers of four GPUs fill the reference host"
+    )
+
+
+@dataclass(frozen=True)
+class Ports:
+    """First port of each kind on a host; the next instance of a role on that host gets the next port."""
+
+    router: int = option(8000, "the router's port for clients", "the reference's port", **_PORT)
+    router_metrics: int = option(
+        29001,
+        "the router's Prometheus port",
+        "the reference's; the package's default 29000 meets stale routers",
+        **_PORT,
+    )
+    prefill: int = option(30000, "first HTTP port of prefill instances", "the engine's own default", **_PORT)
+    decode: int = option(30100, "first HTTP port of decode instances", "leaves room for 100 prefill instances", **_PORT)
+    aggregated: int = option(
+        30200, "first HTTP port of aggregated instances and replicas", "apart from both other roles", **_PORT
+    )
+    bootstrap: int = option(8998, "first bootstrap port of prefill instances", "the engine's own default", **_PORT)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Levers of the engine that operators turn."""
+
+    mem_fraction_static: float = option(
+        0.70,
+        "share of GPU memory for weights and KV cache",
+        "the reference's value, leaves room for JIT and graphs",
+        low=0.1,
+        high=0.98,
+    )
+    cuda_graph_max_bs: int = option(
+        32, "largest decode batch with a CUDA graph", "the reference's value", low=1, high=1024
+    )
+    moe_runner_backend: Optional[str] = option(
+        None, "MoE kernels", "unset takes the release's proven choice (flags.ENGINES)"
+    )
+    watchdog_timeout_s: int = option(
+        300, "seconds after which a hung forward pass ends the process", "the engine's default", low=30, high=86400
+    )
+    bootstrap_timeout_s: Optional[int] = option(
+        None,
+        "seconds until a request whose peer does not answer fails",
+        "120 on GPUs, 10 in the cpu profile; the engine's 300 leaves clients hanging when a peer dies",
+        low=5,
+        high=3600,
+    )
+    waiting_timeout_s: Optional[int] = option(
+        None,
+        "seconds that decode waits for the KV cache of a request",
+        "300 on GPUs (long queues at load), 30 in the cpu profile",
+        low=5,
+        high=3600,
+    )
+    extra_args: Dict[str, Any] = option(
+        dict, "engine options for all roles, long names without dashes", "the plan sets what is needed"
+    )
+    extra_env: Dict[str, Any] = option(
+        dict,
+        "environment for all instances; a name given here wins over the plan's choice",
+        "the plan sets what is needed",
+    )
+
+
+@dataclass(frozen=True)
+class Router:
+    """The router's behaviour."""
+
+    policy: str = option(
+        "cache_aware",
+        "how requests are spread over workers",
+        "keeps a conversation on the worker that holds its prefix; also the router's default",
+        choices=("random", "round_robin", "cache_aware", "power_of_two"),
+    )
+    scope: str = option(
+        "all",
+        "workers of each router: all of them, or those of its own host",
+        "one address for everything; host is for several hosts without RDMA",
+        choices=("all", "host"),
+    )
+    health_interval_s: int = option(
+        10,
+        "seconds between health checks of a worker",
+        "a dead worker leaves within half a minute; the upstream recipe's 999999 never notices",
+        low=1,
+        high=600,
+    )
+    health_timeout_s: int = option(
+        5, "seconds until a health check counts as failed", "the router's default", low=1, high=600
+    )
+    health_failures: int = option(
+        3, "failed checks in a row until a worker is taken out", "the router's default", low=1, high=100
+    )
+    request_timeout_s: int = option(
+        600,
+        "longest time of one request",
+        "8192 tokens at 15 ms each take two minutes; bounds what a client waits",
+        low=1,
+        high=86400,
+    )
+    startup_timeout_s: int = option(
+        1800,
+        "seconds that the router waits for workers at its start",
+        "loading 146 GB from a slow disk",
+        low=10,
+        high=86400,
+    )
+    shutdown_grace_s: int = option(
+        180, "seconds for requests in flight when the router stops", "the router's default", low=0, high=3600
+    )
+    max_concurrent_requests: int = option(
+        -1, "requests admitted at once, -1 for no limit", "the engine queues by itself", low=-1, high=1_000_000
+    )
+    extra_args: Dict[str, Any] = option(
+        dict, "router options, long names without dashes", "the plan sets what is needed"
+    )
+
+
+@dataclass(frozen=True)
+class Speculative:
+    """Multi-token prediction."""
+
+    algorithm: str = option(
+        "none", "speculative decoding", "off until measured on the user's traffic", choices=("none", "EAGLE", "DSPARK")
+    )
+    num_steps: int = option(3, "draft steps", "the usual depth of a one-layer draft", low=1, high=16)
+    eagle_topk: int = option(1, "branches of a draft step", "DeepSeek-V4 takes only 1", low=1, high=1)
+    num_draft_tokens: int = option(4, "tokens verified at once", "draft steps plus one", low=1, high=64)
+    moe_runner_backend: str = option(
+        "triton", "MoE kernels of the draft model", "left to itself the engine picks kernels for sm_100 (sglang#30952)"
+    )
+
+
+@dataclass(frozen=True)
+class Security:
+    """Keys and TLS. Secrets are never part of a plan."""
+
+    api_key: Optional[str] = option(
+        None, "key that clients must send", "no key: open to whoever reaches the router", secret=True
+    )
+    admin_api_key: Optional[str] = option(
+        None, "key of the engines' admin endpoints", "made on the host where unset", secret=True
+    )
+    tls_cert_file: Optional[str] = option(None, "certificate of the router on the controller", "plain HTTP where unset")
+    tls_key_file: Optional[str] = option(
+        None, "private key of that certificate on the controller", "plain HTTP where unset"
+    )
+    firewall: bool = option(
+        True, "admit only router and peers to worker, bootstrap and NIXL ports", "these ports have no authentication"
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Variables of the whole inventory, without their prefix ``pd_``. All hosts must agree on them."""
+
+    model: Model = required("the checkpoint")
+    profile: str = option(
+        "gpu",
+        "gpu, or cpu: the real engine on simulated GPUs, for function only",
+        "serving needs GPUs",
+        choices=("gpu", "cpu"),
+    )
+    release: Optional[str] = option(
+        None,
+        "the locked set of packages, a folder under releases/",
+        "sglang-0.5.23 (newest that resolves) or cpu-0.5.23 by the profile",
+        choices=tuple(sorted(flags.RELEASES)),
+    )
+    topology: Topology = option(Topology, "which instances serve", "one prefill and one decode instance of four GPUs")
+    ports: Ports = option(Ports, "first ports", "the reference's")
+    transfer: str = option(
+        "nixl",
+        "how the KV cache travels",
+        "the reference's; mooncake_tcp is for the cpu profile",
+        choices=("nixl", "mooncake_tcp"),
+    )
+    engine: Engine = option(Engine, "levers of the engine", "the reference's")
+    router: Router = option(Router, "behaviour of the router", "bounded times, failure detection on")
+    speculative: Speculative = option(Speculative, "multi-token prediction", "off")
+    kernel_extension: str = option(
+        "auto", "the bundle's own sm_120 kernels", "on where hardware and release fit", choices=("auto", "on", "off")
+    )
+    security: Security = option(Security, "keys, TLS, firewall", "firewall on")
+    probe_measure: bool = option(
+        False, "measure P2P bandwidth in the probe (idle GPUs only)", "copies load the PCIe links"
+    )
+    report_dir: Optional[str] = option(None, "folder on the controller for JSON and pictures", "no files unless asked")
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """Variables that may differ from host to host."""
+
+    service_address: Optional[str] = option(
+        None, "address where engines bind and peers connect", "ansible_host, else the inventory name"
+    )
+    service_interface: Optional[str] = option(
+        None,
+        "network interface of that address",
+        "pins UCX and Gloo to it; where unset they choose",
+        pattern=r"[\w.@:-]{1,15}",
+        pattern_words="an interface name",
+    )
+    sysfs_root: str = option(
+        "/",
+        "root of the sysfs tree to probe",
+        "the machine's own; the lab points at a simulated one",
+        pattern=r"/.*",
+        pattern_words="an absolute path",
+    )
+    excluded_gpus: List[str] = option(
+        list, "PCI ids of GPUs that must not serve, such as 0000:06:00.0", "all GPUs serve"
+    )
+    driver_library: Optional[str] = option(
+        None, "folder of the NVIDIA driver's libraries", "the system's; tests point at a fake driver"
+    )
+
+
+def variable_names() -> List[str]:
+    """Return the names of all variables of the bundle that are not role variables."""
+    return sorted(PREFIX + f.name for cls in (Settings, HostSettings) for f in fields(cls))
+
+
+def table() -> List[options.Row]:
+    """Return the table of variables: name, type, default, and why."""
+    return options.table(Settings, PREFIX) + options.table(HostSettings, PREFIX)
