@@ -1,0 +1,208 @@
+#!/usr/bin/python
+# Copyright: the pdstack contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Keep an engine release installed exactly as its locks say, and point ``current`` at it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pd_venv
+short_description: Keep an engine release installed exactly as its locks say
+description:
+  - Installs a release (one virtual environment per lock) from a wheelhouse on the host, without network, and points
+    C(current) at it.
+  - A release is built beside its final folder, proven by importing its modules, and put in place by one rename. A
+    package or a file that was changed by hand is found, and the release is built anew the same way, so that
+    C(current) names a whole release whenever the installation is interrupted.
+  - A missing or altered wheel, a Python that the release is not locked for, an old glibc, a full disk and a second
+    installation at the same time are refused before anything is touched.
+version_added: "0.1.0"
+options:
+  name:
+    description: The release, such as C(sglang-0.5.23).
+    type: str
+    required: true
+  locks:
+    description:
+      - The locks' texts, by Python version and environment. The host's own Python decides which one is used.
+      - C(engine) is installed as C(venv), any other environment under its own name.
+    type: dict
+    required: true
+  imports:
+    description: Modules to import as the proof of an installation, by environment.
+    type: dict
+    default: {}
+  imports_gpu:
+    description: Further modules, imported only where the NVIDIA driver is loaded.
+    type: dict
+    default: {}
+  import_environment:
+    description: Environment variables of the import test.
+    type: dict
+    default: {}
+  root:
+    description: Folder of releases and links.
+    type: path
+    default: /opt/pdstack
+  wheelhouse:
+    description: Folder with the wheels and their manifest. Without it, C(<root>/wheelhouse/<name>-py<XY>).
+    type: path
+  python:
+    description: Interpreter to use. Without it, a Python of O(locks) on the host, Ansible's own version first.
+    type: path
+  foreign:
+    description: Packages that other roles add, by environment; they are left alone and are no drift.
+    type: dict
+    default: {}
+  activate:
+    description: Whether to point C(current) at the release. The one before stays linked as C(previous).
+    type: bool
+    default: true
+  keep:
+    description: How many releases to keep. Older ones go, but none that is linked or in use.
+    type: int
+    default: 2
+  state:
+    description: Whether the release is on the host. V(absent) takes away every build of O(name) and its wheelhouse.
+    type: str
+    choices: [present, absent]
+    default: present
+attributes:
+  check_mode:
+    description: Reports the steps and the packages that would change.
+    support: full
+  diff_mode:
+    description: Shows the environments' packages, and C(current), before and after.
+    support: full
+author: The pdstack contributors
+"""
+
+EXAMPLES = r"""
+- name: Install the release
+  pd_venv:
+    name: cpu-0.5.23
+    locks:
+      "3.11":
+        engine: "{{ lookup('ansible.builtin.file', 'releases/cpu-0.5.23/engine-py311.txt') }}"
+        router: "{{ lookup('ansible.builtin.file', 'releases/cpu-0.5.23/router-py311.txt') }}"
+    imports:
+      engine: [torch, sglang]
+      router: [sglang_router]
+"""
+
+RETURN = r"""
+id:
+  description: The release's id, which is also its folder's name.
+  returned: always
+  type: str
+path:
+  description: The release's folder.
+  returned: always
+  type: str
+python:
+  description: The Python version that the release is installed for on this host.
+  returned: always
+  type: str
+wheelhouse:
+  description: The folder on the host that the release is installed from.
+  returned: always
+  type: str
+found:
+  description: What was there before (absent, unfinished, damaged or intact).
+  returned: always
+  type: str
+steps:
+  description: What was done, or would be, with the reason of each step.
+  returned: always
+  type: list
+  elements: dict
+rebuilt:
+  description: Whether the environments of this id were built in this run, so that running services hold older files.
+  returned: always
+  type: bool
+seconds:
+  description: How long the installation and the import test of each environment took.
+  returned: always
+  type: dict
+"""
+
+import functools
+import os
+from typing import Dict, List
+
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.pdstack import codec, release, runner, venv
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "locks": {"type": "dict", "required": True},
+            "imports": {"type": "dict", "default": {}},
+            "imports_gpu": {"type": "dict", "default": {}},
+            "import_environment": {"type": "dict", "default": {}},
+            "root": {"type": "path", "default": "/opt/pdstack"},
+            "wheelhouse": {"type": "path"},
+            "python": {"type": "path"},
+            "foreign": {"type": "dict", "default": {}},
+            "activate": {"type": "bool", "default": True},
+            "keep": {"type": "int", "default": 2},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    # Half an hour for one step: a GPU release unpacks to some 10 GB, perhaps onto a slow disk.
+    host = venv.Host(runner=functools.partial(runner.run, timeout_s=1800.0))
+    try:
+        request = read(module.params)
+        seen = venv.observe(request, host)
+        steps = venv.plan(seen, request)
+        before, after = venv.diff(seen, request)
+        if steps and not module.check_mode:
+            steps = venv.apply(request, host)
+    except (release.ReleaseRefused, venv.InstallFailed, codec.CodecError, OSError) as error:
+        module.fail_json(msg=str(error), refusals=codec.dump(getattr(error, "refusals", [])))
+    manifest = release.read_manifest(seen.path)
+    module.exit_json(
+        changed=bool(steps),
+        id=seen.id,
+        path=seen.path,
+        python=seen.python,
+        wheelhouse=seen.wheelhouse,
+        found=seen.state,
+        steps=codec.dump(steps),
+        rebuilt=any(step.action in ("build", "repair") for step in steps),
+        seconds=manifest.seconds if manifest else {},
+        diff={"before": before, "after": after, "before_header": seen.id, "after_header": seen.id},
+    )
+
+
+def read(params):  # type: ignore[no-untyped-def]
+    """Return the module's parameters as a request."""
+    locks = {
+        version: {name: release.parse_lock(text, f"{name}, Python {version}") for name, text in texts.items()}
+        for version, texts in codec.load(Dict[str, Dict[str, str]], params["locks"], "locks").items()
+    }
+    imports = codec.load(Dict[str, List[str]], params["imports"], "imports")
+    if os.path.exists("/proc/driver/nvidia/version"):
+        for name, modules in codec.load(Dict[str, List[str]], params["imports_gpu"], "imports_gpu").items():
+            imports[name] = imports.get(name, []) + modules
+    return venv.Request(
+        name=params["name"],
+        locks=locks,
+        imports=imports,
+        root=params["root"],
+        wheelhouse=params["wheelhouse"] or "",
+        interpreter=params["python"] or "",
+        environment=codec.load(Dict[str, str], params["import_environment"], "import_environment"),
+        foreign=codec.load(Dict[str, List[str]], params["foreign"], "foreign"),
+        activate=params["activate"],
+        keep=params["keep"],
+        wanted=params["state"] == "present",
+    )
+
+
+if __name__ == "__main__":
+    main()

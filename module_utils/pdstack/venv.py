@@ -1,0 +1,542 @@
+"""Install a release on this host, from its wheelhouse and without network.
+
+An environment is never edited in place. A release is built beside its final folder, proven by importing it there, and
+put in place by one rename; a damaged one is built anew and exchanged the same way. So ``current`` names a whole, proven
+release at every moment, whenever the installation is killed, and repair is the same code path as installation.
+
+Layout below the root (``/opt/pdstack``)::
+
+    releases/<id>/{venv,router,lock.txt,router.lock.txt,manifest.json}
+    releases/.<id>.partial/          under construction; removed by the next run
+    current -> releases/<id>         previous -> releases/<the one before>
+    wheelhouse/<name>-py<XY>/        what it is installed from
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+import zipfile
+from dataclasses import dataclass, field
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from . import codec, release
+from .refusal import Refusal
+from .release import Drift, Environment, Manifest, Pin, ReleaseRefused, Wheelhouse
+from .runner import Completed, Runner
+
+#: What an installed release takes beyond its unpacked wheels: bytecode and the file system's rounding.
+SPACE_FACTOR = 1.25
+
+#: Runs in an environment's own Python; the last line of its output is the answer.
+_IMPORT_TEST = """
+import importlib, json, sys
+answer = {}
+for name in json.loads(sys.argv[1]):
+    print("importing", name, file=sys.stderr, flush=True)
+    try:
+        answer[name] = [True, str(getattr(importlib.import_module(name), "__version__", "") or "")]
+    except BaseException as error:
+        answer[name] = [False, f"{type(error).__name__}: {error}"]
+print(json.dumps(answer))
+"""
+
+
+class InstallFailed(RuntimeError):
+    """A step failed while the release was being built; what was installed before is as it was."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the operator wants on this host."""
+
+    name: str
+    locks: Dict[str, Dict[str, List[Pin]]]  # Python, such as "3.11" -> environment -> pins
+    imports: Dict[str, List[str]]  # environment -> modules
+    root: str = "/opt/pdstack"
+    wheelhouse: str = ""  # "" is <root>/wheelhouse/<name>-py<XY>
+    interpreter: str = ""  # "" looks for one of the locked Pythons
+    environment: Dict[str, str] = field(default_factory=dict)  # of the import test
+    foreign: Dict[str, List[str]] = field(default_factory=dict)  # environment -> packages that other roles bring
+    activate: bool = True
+    keep: int = 2
+    wanted: bool = True  # False: take the release away
+
+
+@dataclass(frozen=True)
+class Host:
+    """The world outside the root, so that tests can answer instead."""
+
+    runner: Runner
+    search: Sequence[str] = ("/usr/bin", "/usr/local/bin")
+    free: Callable[[str], int] = lambda path: shutil.disk_usage(path).free
+    glibc: Callable[[], str] = lambda: (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+    machine: Callable[[], str] = platform.machine
+    in_use: Callable[[str], List[str]] = lambda folder: releases_in_use(folder)
+
+
+@dataclass
+class Observation:
+    """What is on the host."""
+
+    id: str
+    python: str
+    interpreter: str
+    path: str
+    wheelhouse: str
+    state: str  # absent | unfinished | damaged | intact
+    drift: Dict[str, Drift]
+    installed: Dict[str, Dict[str, str]]  # environment -> package -> version
+    current: str  # id, "" where nothing is active
+    partial: List[str]  # folders that an interrupted run left
+    manifest: Optional[Manifest] = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do. ``action`` is build, repair, activate, clean, prune or remove."""
+
+    action: str
+    subject: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.subject}: {self.why}"
+
+
+def observe(request: Request, host: Host) -> Observation:
+    """Look at the host without changing it and without starting a process. Raises ReleaseRefused."""
+    python, interpreter = _choose_python(request, host)
+    pins = request.locks[python]
+    identity = release.release_id(request.name, python, pins)
+    path = os.path.join(request.root, "releases", identity)
+    manifest = release.read_manifest(path)
+    drift: Dict[str, Drift] = {}
+    installed: Dict[str, Dict[str, str]] = {}
+    for environment in sorted(pins):
+        packages = release.site_packages(os.path.join(path, release.folder_of(environment)), python)
+        installed[environment] = release.installed_packages(packages)
+        recorded = manifest.environments.get(environment) if manifest else None
+        difference = release.compare(
+            pins[environment],
+            installed[environment],
+            request.foreign.get(environment, ()),
+            recorded.files if recorded else {},
+            release.fingerprints(packages),
+        )
+        if difference or not os.path.exists(os.path.join(path, release.folder_of(environment), "bin", "python")):
+            drift[environment] = difference
+    if not os.path.isdir(path):
+        state = "absent"
+    elif manifest is None:
+        state = "unfinished"
+    else:
+        state = "damaged" if drift else "intact"
+    suffix = "py" + python.replace(".", "")
+    return Observation(
+        id=identity,
+        python=python,
+        interpreter=interpreter,
+        path=path,
+        wheelhouse=request.wheelhouse or os.path.join(request.root, "wheelhouse", f"{request.name}-{suffix}"),
+        state=state,
+        drift=drift,
+        installed=installed,
+        current=linked(request.root, "current"),
+        partial=_partial(request.root),
+        manifest=manifest,
+    )
+
+
+def plan(seen: Observation, request: Request) -> List[Step]:
+    """Return what is to be done, in order; empty when the host is as requested."""
+    steps: List[Step] = [Step("clean", path, "an installation was interrupted here") for path in seen.partial]
+    if not request.wanted:
+        for identity in _ids_of(request.root, request.name):
+            steps.append(Step("remove", identity, "the release is not wanted on this host"))
+        if os.path.isdir(seen.wheelhouse):
+            steps.append(Step("remove", seen.wheelhouse, "the release is not wanted on this host"))
+        return steps
+    if seen.state == "absent":
+        steps.append(Step("build", seen.id, "it is not installed"))
+    elif seen.state == "unfinished":
+        steps.append(Step("repair", seen.id, "its manifest is missing, so it was never proven"))
+    elif seen.state == "damaged":
+        lines = [f"{name}: {line}" for name, drift in sorted(seen.drift.items()) for line in drift.lines()]
+        shown = "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")
+        steps.append(Step("repair", seen.id, shown or "an environment has no interpreter"))
+    if request.activate and seen.current != seen.id:
+        steps.append(Step("activate", seen.id, f"current is {seen.current}" if seen.current else "nothing is active"))
+    return steps
+
+
+def diff(seen: Observation, request: Request) -> Tuple[str, str]:
+    """Return the host's packages before and after, one line each, as ``--diff`` shows them."""
+    before, after = [], []
+    for environment, pins in sorted(request.locks[seen.python].items()):
+        before += [f"{environment}: {name} {version}" for name, version in sorted(seen.installed[environment].items())]
+        foreign = {release.normal_name(name) for name in request.foreign.get(environment, ())}
+        kept = [(name, version) for name, version in seen.installed[environment].items() if name in foreign]
+        wanted = sorted([(pin.name, pin.version) for pin in pins] + kept) if request.wanted else []
+        after += [f"{environment}: {name} {version}" for name, version in wanted]
+        drift = seen.drift.get(environment, Drift())
+        if seen.state == "damaged":
+            before += [f"{environment}: {entry} (files changed since the installation)" for entry in drift.edited]
+    if request.wanted and request.activate:
+        before.append(f"current -> {seen.current or 'nothing'}")
+        after.append(f"current -> {seen.id}")
+    return "".join(f"{line}\n" for line in before), "".join(f"{line}\n" for line in after)
+
+
+def check(seen: Observation, request: Request, host: Host, hashes: bool = True) -> Wheelhouse:
+    """Refuse what cannot work before anything is touched; return the wheelhouse. Raises ReleaseRefused."""
+    wheelhouse = release.read_wheelhouse(seen.wheelhouse)
+    pins = {pin.file: pin for items in request.locks[seen.python].values() for pin in items}
+    problems = release.match_locks(wheelhouse, pins.values())
+    problems += _check_system(wheelhouse, host)
+    if not problems:
+        problems += release.check_wheels(seen.wheelhouse, wheelhouse.wheels, hashes)
+    problems += _check_interpreter(seen, host)
+    problems += _check_space(request, wheelhouse, seen, host)
+    if problems:
+        raise ReleaseRefused(problems)
+    return wheelhouse
+
+
+def apply(request: Request, host: Host) -> List[Step]:
+    """Do what the plan says, under the host's lock; return the steps done. Raises ReleaseRefused, InstallFailed."""
+    os.umask(0o022)
+    os.makedirs(os.path.join(request.root, "releases"), exist_ok=True)
+    with turn(request.root):
+        seen = observe(request, host)  # again: another run may have finished while this one waited for its turn
+        steps = plan(seen, request)
+        if not request.wanted:
+            _remove(steps, request)
+            return steps
+        for step in steps:
+            if step.action == "clean":
+                shutil.rmtree(step.subject, ignore_errors=True)
+            elif step.action in ("build", "repair"):
+                _build(request, seen, check(seen, request, host), host)
+            elif step.action == "activate":
+                activate(request.root, seen.id)
+        if any(step.action in ("build", "activate") for step in steps):
+            steps += _prune(request, seen, host)
+        return steps
+
+
+def activate(root: str, identity: str) -> None:
+    """Point ``current`` at a release, atomically, and keep the one before as ``previous``."""
+    before = linked(root, "current")
+    if before and before != identity:
+        _link(root, "previous", before)
+    _link(root, "current", identity)
+
+
+def linked(root: str, name: str) -> str:
+    """Return the id that a link of the root points at, "" where there is none."""
+    try:
+        return os.path.basename(os.readlink(os.path.join(root, name)))
+    except OSError:
+        return ""
+
+
+def _link(root: str, name: str, identity: str) -> None:
+    draft = os.path.join(root, f".{name}.new")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(draft)
+    os.symlink(os.path.join("releases", identity), draft)
+    os.replace(draft, os.path.join(root, name))
+
+
+@contextlib.contextmanager
+def turn(root: str) -> Iterator[None]:
+    """Hold the root's lock; refuse with the holder's name where another run has it.
+
+    The kernel drops the lock with its process, so a killed run never blocks the next one.
+    """
+    path = os.path.join(root, ".installing")
+    with open(path, "a+", encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            stream.seek(0)
+            holder = stream.read().strip() or "a process that has not said who it is"
+            raise ReleaseRefused(
+                [
+                    Refusal(
+                        f"installation into {root}",
+                        f"it is held by {holder}",
+                        "one installation at a time on a host",
+                        "wait until that run is done, then run the playbook again",
+                    )
+                ]
+            ) from None
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}\n")
+        stream.flush()
+        try:
+            yield
+        finally:
+            stream.truncate(0)
+
+
+def releases_in_use(folder: str) -> List[str]:
+    """Return the ids below ``folder`` that some process has mapped a library of."""
+    found = set()
+    pattern = re.compile(re.escape(folder) + r"/([^/.][^/]*)/")
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/maps", encoding="utf-8", errors="replace") as stream:
+                    found.update(pattern.findall(stream.read()))
+            except OSError:
+                continue  # it ended, or it is not ours to read
+    return sorted(found)
+
+
+def _choose_python(request: Request, host: Host) -> Tuple[str, str]:
+    """Return (version, path) of the interpreter to use: the named one, Ansible's own version, or the first there is."""
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    order = sorted(request.locks, key=lambda version: (version != own, [int(part) for part in version.split(".")]))
+    if request.interpreter:
+        match = re.search(r"(\d+\.\d+)$", os.path.basename(os.path.realpath(request.interpreter)))
+        if match and match.group(1) in request.locks and os.path.exists(request.interpreter):
+            return match.group(1), request.interpreter
+    else:
+        for version in order:
+            for folder in host.search:
+                path = os.path.join(folder, f"python{version}")
+                if os.path.exists(path):
+                    return version, path
+    wanted = " or ".join(order)
+    names = sorted({name for folder in host.search if os.path.isdir(folder) for name in os.listdir(folder)})
+    here = [name for name in names if re.fullmatch(r"python3\.\d+", name)]
+    found = request.interpreter or ", ".join(here) or "no python3 at all"
+    remedy = f"install Python {wanted} from the distribution, or choose a release that is locked for this host's Python"
+    raise ReleaseRefused([Refusal("python", found, f"Python {wanted}, which {request.name} is locked for", remedy)])
+
+
+def _partial(root: str) -> List[str]:
+    folder = os.path.join(root, "releases")
+    try:
+        return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".partial"))
+    except OSError:
+        return []
+
+
+def _ids_of(root: str, name: str) -> List[str]:
+    """The installed releases of this name, whatever their hash."""
+    try:
+        entries = os.listdir(os.path.join(root, "releases"))
+    except OSError:
+        return []
+    return sorted(item for item in entries if re.fullmatch(re.escape(name) + r"-[0-9a-f]{12}", item))
+
+
+def _check_system(wheelhouse: Wheelhouse, host: Host) -> List[Refusal]:
+    match = re.fullmatch(r"(\w+?)-manylinux_(\d+)_(\d+)", wheelhouse.platform)
+    if match is None:
+        return [Refusal("wheelhouse", f"platform {wheelhouse.platform}", "a manylinux platform", "make wheelhouse")]
+    problems = []
+    if host.machine() != match[1]:
+        problems.append(Refusal("processor", host.machine(), match[1], "use a host of that architecture"))
+    glibc = host.glibc()
+    if [int(part) for part in re.findall(r"\d+", glibc)] < [int(match[2]), int(match[3])]:
+        problems.append(
+            Refusal(
+                "glibc",
+                glibc or "none (musl?)",
+                f"{match[2]}.{match[3]} or later",
+                "use Debian 12, Ubuntu 22.04, RHEL 9 or a later release of them",
+            )
+        )
+    return problems
+
+
+def _check_interpreter(seen: Observation, host: Host) -> List[Refusal]:
+    code = "import asyncio, ctypes, ssl, sqlite3, sys; print('%d.%d' % sys.version_info[:2])"
+    answer = host.runner([seen.interpreter, "-I", "-c", code])
+    if answer.rc == 0 and answer.out.strip() == seen.python:
+        return []
+    words = _last_line(answer) or f"exit status {answer.rc}"
+    remedy = f"install the distribution's whole package: apt-get install python{seen.python} (not -minimal)"
+    return [Refusal(seen.interpreter, words, f"Python {seen.python} with its whole standard library", remedy)]
+
+
+def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, host: Host) -> List[Refusal]:
+    unpacked = {wheel.file: wheel.unpacked for wheel in wheelhouse.wheels}
+    needed = sum(unpacked.get(pin.file, 0) for pins in request.locks[seen.python].values() for pin in pins)
+    needed = int((needed + unpacked.get(wheelhouse.uv, 0)) * SPACE_FACTOR)
+    free = host.free(request.root)
+    if free >= needed:
+        return []
+    return [
+        Refusal(
+            f"disk space at {request.root}",
+            f"{free / 1e9:.2f} GB free",
+            f"{needed / 1e9:.2f} GB for {request.name}",
+            f"free {(needed - free) / 1e9:.2f} GB; older releases are below {request.root}/releases",
+        )
+    ]
+
+
+def _build(request: Request, seen: Observation, wheelhouse: Wheelhouse, host: Host) -> None:
+    staging = os.path.join(request.root, "releases", f".{seen.id}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    tools = os.path.join(staging, "tools")
+    os.makedirs(tools)
+    uv = _extract_uv(os.path.join(seen.wheelhouse, wheelhouse.uv), tools)
+    environments: Dict[str, Environment] = {}
+    seconds: Dict[str, float] = {}
+    for name, pins in sorted(request.locks[seen.python].items()):
+        target = os.path.join(staging, release.folder_of(name))
+        lock = os.path.join(staging, release.lock_of(name))
+        with open(lock, "w", encoding="utf-8") as stream:
+            stream.writelines(pin.line + "\n" for pin in pins)
+        started = time.monotonic()
+        _install(uv, tools, target, lock, seen, host)
+        seconds[f"install {name}"] = round(time.monotonic() - started, 1)
+        started = time.monotonic()
+        versions = _prove(target, request.imports.get(name, []), tools, request, host)
+        seconds[f"import {name}"] = round(time.monotonic() - started, 1)
+        packages = release.site_packages(target, seen.python)
+        installed = release.installed_packages(packages)
+        drift = release.compare(pins, installed)
+        if drift:
+            raise InstallFailed(f"{name}: after the installation {'; '.join(drift.lines()[:5])}")
+        environments[name] = Environment(installed, release.fingerprints(packages), versions)
+    shutil.rmtree(tools)
+    manifest = Manifest(
+        release=request.name,
+        id=seen.id,
+        python=seen.python,
+        interpreter=seen.interpreter,
+        built=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        environments=environments,
+        seconds=seconds,
+    )
+    with open(os.path.join(staging, "manifest.json"), "w", encoding="utf-8") as stream:
+        json.dump(codec.dump(manifest), stream, indent=1)
+        stream.write("\n")
+    # All of it is on the disk before its name is: a machine that loses power does not come back with a hollow release.
+    os.sync()
+    place(staging, seen.path)
+
+
+def _extract_uv(path: str, folder: str) -> str:
+    """Unpack the uv program from its wheel; its hash was checked with the others."""
+    target = os.path.join(folder, "uv")
+    with zipfile.ZipFile(path) as archive:
+        inside = [name for name in archive.namelist() if name.endswith(".data/scripts/uv")]
+        if len(inside) != 1:
+            raise InstallFailed(f"{path}: no uv program inside")
+        with archive.open(inside[0]) as source, open(target, "wb") as stream:
+            shutil.copyfileobj(source, stream)
+    os.chmod(target, 0o755)
+    return target
+
+
+def _install(uv: str, tools: str, target: str, lock: str, seen: Observation, host: Host) -> None:
+    common = ["--quiet", "--no-config", "--offline", "--cache-dir", os.path.join(tools, "cache")]
+    # Relocatable, since the folder is renamed when it is done; links in place of copies, since the cache goes away.
+    venv = [uv, "venv", *common, "--no-project", "--relocatable", "--no-python-downloads", "--python", seen.interpreter]
+    install = [uv, "pip", "install", *common, "--no-index", "--find-links", seen.wheelhouse, "--no-deps", "--no-build"]
+    install += ["--require-hashes", "--link-mode", "hardlink", "--python", os.path.join(target, "bin", "python")]
+    for argv in ([*venv, target], [*install, "--requirement", lock]):
+        answer = host.runner(argv)
+        if answer.rc != 0:
+            raise InstallFailed(
+                f"uv {argv[1]} failed with status {answer.rc}: {(answer.err or answer.out).strip()[-2000:]}"
+            )
+
+
+def _prove(target: str, modules: List[str], scratch: str, request: Request, host: Host) -> Dict[str, str]:
+    """Import every named module in the environment's own Python; return their versions. Raises InstallFailed."""
+    if not modules:
+        return {}
+    home = os.path.join(scratch, "home")
+    os.makedirs(home, exist_ok=True)
+    settings = {"HOME": home, "XDG_CACHE_HOME": home, "HF_HUB_OFFLINE": "1", **request.environment}
+    argv = ["env", *(f"{key}={value}" for key, value in sorted(settings.items()))]
+    answer = host.runner([*argv, os.path.join(target, "bin", "python"), "-c", _IMPORT_TEST, json.dumps(modules)])
+    lines = answer.out.strip().splitlines()
+    if answer.rc != 0 or not lines:
+        raise InstallFailed(f"the import test ended with status {answer.rc}: {answer.err.strip()[-2000:]}")
+    result: Mapping[str, Tuple[bool, str]] = json.loads(lines[-1])
+    broken = [f"{name}: {words}" for name, (good, words) in result.items() if not good]
+    if broken:
+        raise InstallFailed(f"installed, but not importable: {'; '.join(broken)[:2000]}")
+    return {name: words for name, (_good, words) in result.items()}
+
+
+def place(staging: str, final: str) -> None:
+    """Give a finished folder its final name; what was there is exchanged in one step and removed."""
+    if not os.path.lexists(final):
+        os.rename(staging, final)
+        return
+    if not _exchange(staging, final):
+        # A file system without exchange: two renames. A kill between them leaves ``final`` missing and both folders
+        # beside it; the next run builds it again.
+        aside = f"{final}.old.partial"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(final, aside)
+        os.rename(staging, final)
+        staging = aside
+    shutil.rmtree(staging, ignore_errors=True)
+
+
+def _exchange(first: str, second: str) -> bool:
+    """Swap two paths atomically (renameat2 with RENAME_EXCHANGE); False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    at_fdcwd, exchange = -100, 2
+    return int(renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), exchange)) == 0
+
+
+def _prune(request: Request, seen: Observation, host: Host) -> List[Step]:
+    """Remove releases beyond ``keep``, oldest first, but none that is linked or that a process uses."""
+    folder = os.path.join(request.root, "releases")
+    built = []
+    for name in os.listdir(folder):
+        manifest = release.read_manifest(os.path.join(folder, name))
+        if manifest is not None:
+            built.append((manifest.built, name, f"{manifest.release}-py{manifest.python.replace('.', '')}"))
+    built.sort(reverse=True)
+    if len(built) <= max(1, request.keep):
+        return []
+    spared = {seen.id, linked(request.root, "current"), linked(request.root, "previous"), *host.in_use(folder)}
+    removed = [entry for entry in built[max(1, request.keep) :] if entry[1] not in spared]
+    left = {entry[2] for entry in built if entry not in removed}
+    steps = []
+    for _built, name, house in removed:
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        if house not in left:
+            shutil.rmtree(os.path.join(request.root, "wheelhouse", house), ignore_errors=True)
+        steps.append(Step("prune", name, f"{request.keep} releases are kept and nothing uses it"))
+    return steps
+
+
+def _remove(steps: List[Step], request: Request) -> None:
+    gone = {step.subject for step in steps if step.action == "remove"}
+    for name in ("current", "previous"):
+        if linked(request.root, name) in gone:
+            os.unlink(os.path.join(request.root, name))
+    for step in steps:
+        path = step.subject if os.path.isabs(step.subject) else os.path.join(request.root, "releases", step.subject)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _last_line(answer: Completed) -> str:
+    lines = (answer.err or answer.out).strip().splitlines()
+    return lines[-1] if lines else ""
