@@ -6,8 +6,7 @@ import json
 import os
 from typing import Any
 
-from ansible.module_utils.pdstack import codec, inventory, plan, refusal, report
-from ansible.module_utils.pdstack.facts import HostFacts
+from ansible.module_utils.pdstack import codec, facts, inventory, plan, refusal, report
 from ansible.plugins.action import ActionBase
 
 
@@ -30,15 +29,15 @@ class ActionModule(ActionBase):
             }
         )
         try:
-            facts = read_facts(inventory.builtin(args["facts"]))
+            found = read_facts(inventory.builtin(args["facts"]))
             before = read_previous(inventory.builtin(args["previous"]))
-            wanted = plan.plan(inventory.read_intent(task_vars or {}), facts, before)
-            held = plan.foreign_ports(wanted, facts) if args["check_ports"] else []
+            wanted = plan.plan(inventory.read_intent(task_vars or {}), found, before)
+            held = plan.foreign_ports(wanted, found) if args["check_ports"] else []
             if held:
                 raise refusal.PlanRefused(held)
         except refusal.Refused as error:
             return {**result, "failed": True, "msg": str(error)}
-        except codec.CodecError as error:
+        except (codec.CodecError, facts.FactsError) as error:
             return {**result, "failed": True, "msg": f"pd_plan: a document has the wrong shape: {error}"}
         document = codec.dump(wanted)
         old = codec.dump(before) if before is not None else {}
@@ -57,18 +56,13 @@ class ActionModule(ActionBase):
         }
 
 
-def read_facts(documents: dict[str, Any]) -> dict[str, HostFacts]:
-    """Return the facts by host; a host may have several partial documents, the later wins key by key."""
-    facts: dict[str, HostFacts] = {}
+def read_facts(documents: dict[str, Any]) -> dict[str, facts.HostFacts]:
+    """Return the facts by host; a host may have several partial documents."""
+    found: dict[str, facts.HostFacts] = {}
     for host, parts in documents.items():
-        merged: dict[str, Any] = {}
-        for part in parts if isinstance(parts, list) else [parts]:
-            seconds = {**merged.get("probe_seconds", {}), **part.get("probe_seconds", {})}
-            merged.update(part)
-            if seconds:
-                merged["probe_seconds"] = seconds
-        facts[host] = codec.load(HostFacts, {"host": host, **merged}, f"facts of {host}")
-    return facts
+        # A machine's own name for itself may differ from the inventory's, which is the one that counts.
+        found[host] = facts.merge([{**part, "host": host} for part in (parts if isinstance(parts, list) else [parts])])
+    return found
 
 
 def read_previous(previous: Any) -> plan.Plan | None:

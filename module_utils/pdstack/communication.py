@@ -15,7 +15,7 @@ from .plan_types import Why
 
 FUSION_ARCHITECTURES = ("9.0", "10.0", "10.3")  # the engine's own gate, before any probe
 # Each must answer 0 on every GPU, or the engine skips the fusion by itself.
-_FUSION_STEPS = ("multicast_granularity_rc", "fd_create_rc")
+_FUSION_STEPS = ("multicast_granularity", "fd_create")
 _OUT_OF_MEMORY = 2
 _OWN_ROOT = ("PHB", "NODE", "SYS")
 LANES = "cuda_copy,cuda_ipc,sm,self,tcp"

@@ -49,6 +49,11 @@ def builtin(value: Any) -> Any:
     return str(value)  # a tagged string, or a vault's, which decrypts here
 
 
+def _registered(value: Any) -> bool:
+    """Whether a value is a task's result: those stand among the variables too, once a playbook has gone on."""
+    return isinstance(value, dict) and {"changed", "failed"} <= set(value)
+
+
 def _variables(host: str, hostvars: Mapping[str, Any], errors: List[Refusal]) -> Dict[str, Any]:
     """Return our variables of one host, templated, as builtin types."""
     prefixes: Tuple[str, ...] = (settings.PREFIX, *ROLE_PREFIXES)
@@ -56,8 +61,11 @@ def _variables(host: str, hostvars: Mapping[str, Any], errors: List[Refusal]) ->
     for name in hostvars:
         if name.startswith(prefixes) or name == "ansible_host":
             try:
-                found[str(name)] = builtin(hostvars[name])
+                value = builtin(hostvars[name])
             except Exception as error:  # whatever a template can raise: all of it is the operator's to mend
                 reason = " ".join(str(error).split()) or type(error).__name__
                 errors.append(Refusal(f"{name} on {host}", reason, "a value", "define what the expression uses"))
+                continue
+            if not _registered(value):
+                found[str(name)] = value
     return found

@@ -31,10 +31,10 @@ class Model:
     )
     source: str = option(
         "hub",
-        "where the files come from: hub, dir:///absolute/path, or http(s)://...",
+        "where the files come from: hub, dir:///path on the host, controller:///path, or http(s)://...",
         "the hub is the only source that everybody has",
-        pattern=r"hub|dir:///.+|https?://.+",
-        pattern_words="hub, dir:///absolute/path, or http(s)://address",
+        pattern=r"hub|(dir|controller):///.+|https?://.+",
+        pattern_words="hub, dir:///absolute/path, controller:///absolute/path, or http(s)://address",
     )
     served_name: Optional[str] = option(
         None, "the name that clients ask for", "the repository's own name is what clients expect"
