@@ -101,6 +101,9 @@ class Store:
                     "one run at a time",
                     "wait for it, or stop it; what it fetched is kept",
                 ) from None
+            mine, named = os.fstat(fd), lstat(path)
+            if named is None or named.st_ino != mine.st_ino:
+                raise CheckpointError("locked", f"the lock below {self.root} was just removed", "", "run again")
             since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             text = json.dumps({"pid": os.getpid(), "purpose": purpose, "since": since})
             os.ftruncate(fd, 0)

@@ -1,0 +1,97 @@
+"""A toy checkpoint, a hub that serves it, and a reconciler whose waits cost nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hub import repository
+from hub.repository import Repository
+from hub.server import Hub
+from pdstack.checkpoint.reconcile import Reconciler, Request, World
+
+
+class FastClock:
+    """Real time, except that sleeping takes no time at all and is written down."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+        self.ahead = 0.0
+
+    def time(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.ahead += seconds
+
+
+@dataclasses.dataclass
+class Site:
+    """One host's folder beside one hub."""
+
+    hub: Hub
+    toy: Repository
+    root: pathlib.Path
+    clock: FastClock = dataclasses.field(default_factory=FastClock)
+
+    @property
+    def folder(self) -> pathlib.Path:
+        return self.root / f"org--toy@{self.toy.commit}"
+
+    def request(self, **changes: object) -> Request:
+        values: dict[str, object] = {
+            "repo": "org/toy",
+            "commit": self.toy.commit,
+            "root": str(self.root),
+            "sources": ["hub"],
+            "endpoint": self.hub.url,
+            "workers": 4,
+            "stall": 0.5,
+            "attempts": 4,
+        }
+        return Request(**{**values, **changes})  # type: ignore[arg-type]
+
+    def reconciler(self, **changes: object) -> Reconciler:
+        return Reconciler(self.request(**changes), World(clock=self.clock, rng=lambda: 0.5))
+
+    def present(self, **changes: object):
+        return self.reconciler(**changes).present()
+
+    def wrong_files(self) -> list[str]:
+        """Return what is not byte for byte the repository's; empty only for a complete, clean folder."""
+        here = {p.relative_to(self.folder).as_posix(): p for p in self.folder.rglob("*") if p.is_file()}
+        here.pop(".pdstack-manifest.json", None)
+        wrong = sorted(set(here) ^ set(self.toy.paths()))
+        for path in set(here) & set(self.toy.paths()):
+            if hashlib.sha256(here[path].read_bytes()).hexdigest() != self.toy.digests(path)["sha256"]:
+                wrong.append(path)
+        return wrong
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    return repository.make(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def hub(toy: Repository) -> Iterator[Hub]:
+    with Hub(toy) as server:
+        yield server
+
+
+@pytest.fixture
+def site(hub: Hub, toy: Repository, tmp_path: pathlib.Path) -> Site:
+    return Site(hub, toy, tmp_path / "models")
+
+
+@pytest.fixture
+def shard() -> Callable[[int], str]:
+    return lambda number: repository.shard_name(number, 4)
