@@ -130,7 +130,6 @@ import functools
 import os
 from typing import Dict, List
 
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.pdstack import codec, release, runner, venv
 
