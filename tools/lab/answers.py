@@ -41,7 +41,7 @@ def ancestor(a: PciDevice, b: PciDevice) -> int:
         return SINGLE if max(len(a.path), len(b.path)) - 1 - shared <= 1 else MULTIPLE
     if a.path[0].rsplit(":", 1)[0] == b.path[0].rsplit(":", 1)[0]:
         return HOST_BRIDGE
-    return NODE if a.numa_node == b.numa_node else SYSTEM
+    return NODE if a.numa_node == b.numa_node >= 0 else SYSTEM
 
 
 def uuid(index: int) -> str:

@@ -59,6 +59,7 @@ PermitRootLogin prohibit-password
 UseDNS no
 END
 rm -rf "$1"/var/lib/apt/lists/*
+echo LANG=C.UTF-8 > "$1/etc/default/locale"
 touch -d @0 "$1/var/lib/apt/lists"
 """
 
@@ -108,7 +109,7 @@ def _build(fresh: Path, suite: str, python: str, lines: list[str]) -> None:
         "--quiet",
         "--mode=root",
         "--variant=minbase",
-        "--aptopt=APT::Sandbox::User \"root\"",  # the cache may lie in a home that _apt cannot enter
+        '--aptopt=APT::Sandbox::User "root"',  # the cache may lie in a home that _apt cannot enter
         "--dpkgopt=path-exclude=/usr/share/man/*",
         "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-include=/usr/share/doc/*/copyright",
@@ -119,7 +120,7 @@ def _build(fresh: Path, suite: str, python: str, lines: list[str]) -> None:
     ]
     proxy = sources.proxy_endpoint(run(["apt-config", "dump"]))
     if proxy:
-        argv.insert(1, f"--aptopt=Acquire::http::Proxy \"http://{proxy[0]}:{proxy[1]}\"")
+        argv.insert(1, f'--aptopt=Acquire::http::Proxy "http://{proxy[0]}:{proxy[1]}"')
     done = attempt([*argv, *(["-"] if lines else [])], stdin="\n".join(lines) + "\n", timeout=1200)
     if done.returncode:
         words = (done.stderr or done.stdout).strip()[-1500:]

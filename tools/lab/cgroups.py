@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import LabError
@@ -47,31 +48,38 @@ def unified() -> bool:
 
 
 def systemd_owned() -> bool:
-    """Whether this machine's PID 1 is systemd."""
-    return Path("/run/systemd/system").is_dir()
+    """Whether this machine's PID 1 is systemd with a cgroup2 tree, which nobody else may change."""
+    return Path("/run/systemd/system").is_dir() and unified()
 
 
-def make(lab: str, host: str) -> list[Path]:
-    """Make the host's folder in each hierarchy; LabError when the tree is read-only."""
+@dataclass(frozen=True)
+class Place:
+    """Where a host's processes go."""
+
+    folders: list[Path]  # hold every process of the host, in themselves or below
+    enter: str  # what supervise.sh moves itself below: folders with a colon between, empty for the group it is in
+    prefix: list[str]  # words before the command that starts the supervisor
+
+
+def place(lab: str, host: str, machine: str) -> Place:
+    """Make the host's folders, or name the scope that systemd will make; LabError when the tree is read-only."""
+    if systemd_owned():
+        words = ["--scope", "--quiet", "--collect", "--slice=system.slice", "--property=Delegate=yes"]
+        prefix = ["systemd-run", *words, f"--unit={machine}.scope"]
+        return Place([Path("/sys/fs/cgroup/system.slice", f"{machine}.scope")], "", prefix)
     folders = [where / FOLDER / lab / host for where in mounted()]
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LabError(f"{folder} could not be made ({error.strerror}); a container must be --privileged") from None
-    return folders
+    return Place(folders, ":".join(str(folder) for folder in folders), [])
 
 
-def of_process(pid: int) -> list[Path]:
-    """Return the folders that a process is in, in the hierarchies that `mounted` names."""
-    found = []
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        number, controllers, path = line.split(":", 2)
-        for where in mounted():
-            is_v2 = (where / "cgroup.controllers").exists()
-            if (number == "0" and is_v2) or (controllers == "name=systemd" and not is_v2):
-                found.append(where / path.lstrip("/"))
-    return found
+def capabilities() -> int:
+    """Return the capabilities that this process may hand on: the bounding set as a bit mask."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("CapBnd:")).split()[1], 16)
 
 
 def members(folders: list[Path]) -> set[int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import resource
 import shutil
 import signal
 import subprocess
 from pathlib import Path
 from typing import Callable
 
-from . import answers, cgroups, engines, naming, network, sysfs
+from . import answers, cgroups, engines, network, sysfs
 from .errors import LabError
 from .process import Process, attempt, run, wait_for
 from .settings import Settings
@@ -65,28 +65,25 @@ def _parents(path: Path, upper: Path, base: Path) -> None:
 
 def start(settings: Settings, host: Host, base: Path, save: Callable[[], None]) -> None:
     """Boot the host; it is not ready yet when this returns."""
-    names, where, engine = settings.names, folder(settings, host.name), engines.BY_NAME[host.engine]
-    machine = names.host(host.name)
-    if host.engine == "nspawn":
+    machine, where, engine = settings.names.host(host.name), folder(settings, host.name), engines.BY_NAME[host.engine]
+    place = cgroups.place(settings.lab, host.name, machine)
+    host.cgroups = [str(path) for path in place.folders]
+    save()  # before anything runs: `down` must know it
+    if engine is engines.NSPAWN:
         command = engines.nspawn(machine, host.name, where / "root")
     else:
-        command = engines.podman(machine, host.name, where / "root", where, f"/{cgroups.FOLDER}/{settings.lab}/{host.name}")
-    scope, groups = [], []
-    if cgroups.systemd_owned():
-        unit = f"--unit={machine}.scope"
-        scope = ["systemd-run", "--scope", "--quiet", "--collect", "--property=Delegate=yes", unit]
-    else:
-        groups = cgroups.make(settings.lab, host.name)
-        host.cgroups = [str(group) for group in groups]
-    save()  # before anything runs: `down` must know it
-    mount = "mount" if engine.mounts_cgroup2 and not cgroups.unified() else "keep"
-    joined = ":".join(str(group) for group in groups)
+        runtime = _runtime(machine)
+        runtime.mkdir(mode=0o700, exist_ok=True)
+        (runtime / "containers.conf").write_text(engines.containers_conf(runtime, _ulimits()))
+        command = engines.podman(machine, host.name, where / "root", runtime, cgroups.capabilities())
+        if not cgroups.unified():
+            command = [*engines.PURE_CGROUP2, *command]
     argv = [
-        *scope,
+        *place.prefix,
         "nsenter",
         f"--net={network.NAMESPACES / machine}",
         *("unshare", "--mount", "--propagation", "slave"),
-        *("sh", str(SCRIPT), str(engine.reboot_status), mount, str(base), str(where), joined),
+        *("sh", str(SCRIPT), str(engine.reboot_status), str(base), str(where), place.enter),
         *command,
     ]
     with (where / "console.log").open("ab") as log:
@@ -94,10 +91,19 @@ def start(settings: Settings, host: Host, base: Path, save: Callable[[], None]) 
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
     host.supervisor = Process.of(child.pid)
-    if cgroups.systemd_owned():
-        wait_for(lambda: any(machine in str(path) for path in cgroups.of_process(child.pid)), 5)
-        host.cgroups = [str(path) for path in cgroups.of_process(child.pid) if machine in str(path)]
     save()
+
+
+def _ulimits() -> dict[str, int]:
+    """Return this process's hard limits for podman, which cannot give more; it caps nproc at pid_max by itself."""
+    nofile, nproc = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
+    pid_max = int(Path("/proc/sys/kernel/pid_max").read_text())
+    return {"nofile": nofile, "nproc": min(nproc, pid_max) if nproc > 0 else pid_max}
+
+
+def _runtime(machine: str) -> Path:
+    """Podman's own files of one host; a short path, since they hold sockets."""
+    return Path("/run") / machine
 
 
 def running(settings: Settings, host: Host) -> bool:
@@ -137,20 +143,18 @@ def remove(settings: Settings, host: Host) -> None:
     if pid is not None:
         Process.of(pid).end(signal.SIGKILL, 5)
     if host.supervisor is not None:
-        host.supervisor.end(signal.SIGTERM if pid is None else signal.SIGCONT, 5)
         host.supervisor.end(signal.SIGKILL, 5)
     cgroups.empty(groups)
-    if not cgroups.systemd_owned():
-        cgroups.remove(groups)
+    cgroups.remove(groups)
     machine = settings.names.host(host.name)
     network.remove_host(settings.names, host.name, host.number)
     for left in Path("/run/systemd/nspawn").glob(f"*/{machine}*") if Path("/run/systemd/nspawn").is_dir() else ():
         if left.is_dir():
             attempt(["umount", "-q", str(left)])
             shutil.rmtree(left, ignore_errors=True)
-    where = folder(settings, host.name)
-    if where.is_dir():
-        shutil.rmtree(where)
+    for left in (_runtime(machine), folder(settings, host.name)):
+        if left.is_dir():
+            shutil.rmtree(left)
 
 
 def console(settings: Settings, name: str, lines: int = 20) -> str:

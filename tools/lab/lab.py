@@ -11,15 +11,15 @@ import shutil
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
-from . import aptproxy, base, cgroups, engines, hosts, inventory, naming, network, packages, sources
-from . import state as states
+from . import aptproxy, base, cgroups, engines, hosts, inventory, naming, network, packages, sources, state as states
 from .errors import LabError
 from .process import attempt, run, wait_for
 from .settings import Settings
 
 READY_SECONDS = 90
+CAP_SYS_RESOURCE = 24
 
 
 @dataclass
@@ -68,7 +68,7 @@ def up(settings: Settings, wanted: Sequence[naming.HostSpec], say: Callable[[str
         authorized = key_file(settings).with_suffix(".pub").read_text()
         for host in fresh:
             tree = trees[host.suite, host.python]
-            hosts.prepare(settings, host, tree, authorized + "", hosts_files[host.name])
+            hosts.prepare(settings, host, tree, authorized, hosts_files[host.name])
             _apt_proxy_file(settings, state, host)
         _write_known_hosts(settings, state)
         for host in fresh:
@@ -167,8 +167,7 @@ def address_of(settings: Settings, name: str) -> str:
 def limits() -> list[str]:
     """Return what a host of this machine cannot give, in words; empty on a machine that gives all."""
     found = []
-    capabilities = next(l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("CapBnd:"))
-    if not int(capabilities.split()[1], 16) >> 24 & 1:
+    if not cgroups.capabilities() >> CAP_SYS_RESOURCE & 1:
         memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
         nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         found.append(
@@ -253,7 +252,7 @@ def _network(settings: Settings, state: states.State | None) -> states.State:
         subnet = naming.parse_subnet(settings.subnet)
         clash = [str(n) for n in network.routed() if n.overlaps(subnet)]
         if clash:
-            raise LabError(f"LAB_SUBNET {subnet} overlaps {clash[0]}, which this machine already routes; choose another")
+            raise LabError(f"LAB_SUBNET {subnet} overlaps {clash[0]}, which is routed already; choose another")
     else:
         subnet = naming.pick_subnet(settings.lab, network.routed())
     state = states.State(settings.lab, str(subnet), inventories=inventories)
@@ -267,14 +266,14 @@ def _network(settings: Settings, state: states.State | None) -> states.State:
     return state
 
 
-def _mirrors(settings: Settings, state: states.State, trees: Iterator[Path] | object) -> None:
+def _mirrors(settings: Settings, state: states.State, trees: Iterable[Path]) -> None:
     """Start a proxy for each mirror that the trees' apt sources name and that has none yet."""
     proxy = sources.proxy_endpoint(run(["apt-config", "dump"]))
     needed: dict[str, tuple[int, ...]] = {}
     if proxy:
         needed[proxy[0]] = (proxy[1],)
     else:
-        for tree in trees:  # type: ignore[attr-defined]
+        for tree in trees:
             for mirror, ports in base.endpoints(tree).items():
                 needed[mirror] = tuple(sorted({*needed.get(mirror, ()), *ports}))
     for mirror, ports in needed.items():
