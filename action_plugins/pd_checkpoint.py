@@ -1,20 +1,31 @@
-"""Carry files of the controller to the host where a source of pd_checkpoint lies here."""
+"""Show the progress of pd_checkpoint, and carry files of the controller to the host where a source lies here."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shlex
+import time
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.pdstack import codec
 from ansible.module_utils.pdstack.checkpoint import listing as listings
+from ansible.module_utils.pdstack.checkpoint.agent import Outcome
 from ansible.module_utils.pdstack.checkpoint.errors import CheckpointError, SourceError
+from ansible.module_utils.pdstack.checkpoint.progress import Status
+from ansible.module_utils.pdstack.checkpoint.reconcile import report
 from ansible.module_utils.pdstack.checkpoint.sources import DirSource
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 
 SCHEME = "controller"
+POLL = (0.3, 0.5, 1.0, 2.0, 3.0, 5.0)  # seconds between looks; the last one repeats
+LOST_LOOKS = 60  # looks without an answer, or at a stopped unit, before the wait is given up
+display = Display()
 
 
 class ActionModule(ActionBase):
@@ -27,19 +38,21 @@ class ActionModule(ActionBase):
         args = dict(self._task.args)
         sources = args.get("sources", ["hub"])
         folder = controller_folder(sources)
-        if folder is None or args.get("state", "present") != "present":
-            return dict(self._module(args, task_vars))
+        if args.get("state", "present") != "present":
+            return self._module(args, task_vars)
+        if folder is None:
+            return self._fetch(args, task_vars)
         try:
             listing = self._listing(folder, args)
             args["listing"] = listings.to_document(listing)
             planned = self._module(args, task_vars, check=True)
             if planned.get("failed") or not planned.get("changed") or self._task.check_mode:
-                return dict(planned)
+                return planned
             args["sources"] = [
                 f"keyed://{self._carry(folder, listing, planned['fetched'])}" if source_folder(text) else text
                 for text in sources
             ]
-            return dict(self._module(args, task_vars))
+            return self._fetch(args, task_vars)
         except (CheckpointError, SourceError) as error:
             raise AnsibleActionFail(f"{folder} on the controller: {error}") from None
         finally:
@@ -51,6 +64,39 @@ class ActionModule(ActionBase):
                 module_name="pd_checkpoint", module_args=args, task_vars=task_vars
             )
         return found
+
+    def _fetch(self, args: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any]:
+        started = self._module({**args, "wait": False}, task_vars)
+        if started.get("failed") or "outcome_file" not in started:
+            return started
+        outcome = self._wait(started, str((task_vars or {}).get("inventory_hostname", "")))
+        if outcome.result is None:
+            parts = [outcome.found, f"needed: {outcome.needed}", f"do: {outcome.remedy}"]
+            words = "; ".join(part for part in parts if not part.endswith(": "))
+            return {"failed": True, "msg": words, "code": outcome.code, "unit": started["unit"]}
+        return {**started, **report(outcome.result), "changed": True}
+
+    def _wait(self, started: dict[str, Any], host: str) -> Outcome:
+        """Show the status file until the outcome is there. Losing the connection does not stop the unit."""
+        outcome_file, status_file, unit = (shlex.quote(started[key]) for key in ("outcome_file", "status_file", "unit"))
+        command = f"cat {outcome_file} 2>/dev/null || {{ systemctl is-active {unit}; cat {status_file} 2>/dev/null; }}"
+        shown, looks, lost = "", 0, 0
+        while lost < LOST_LOOKS:
+            time.sleep(POLL[min(looks, len(POLL) - 1)])
+            looks += 1
+            text = str(self._low_level_execute_command(command)["stdout"])
+            state, _, rest = text.partition("\n")
+            if text.lstrip().startswith("{"):
+                return codec.load(Outcome, json.loads(text))
+            lost = 0 if state.strip() in ("active", "activating") else lost + 1
+            line = progress_line(rest)
+            if line and line != shown:
+                display.display(f"  {host}: {line}")
+                shown = line
+        raise AnsibleActionFail(
+            f"{started['unit']} stopped without an outcome; needed: a run to its end; do: look at "
+            f"journalctl -u {unit} on the host, then run again: what arrived is kept and resumed"
+        )
 
     @contextlib.contextmanager
     def _checking(self) -> Iterator[None]:
@@ -102,3 +148,19 @@ def controller_folder(sources: list[str]) -> str | None:
     if folders and not os.path.isdir(folders[0]):
         raise AnsibleActionFail(f"{folders[0]} is not a folder on the controller; needed: the source's folder")
     return folders[0] if folders else None
+
+
+def progress_line(text: str) -> str:
+    """Return the status document as one line for people, an empty one where there is nothing to say yet."""
+    try:
+        status = codec.load(Status, json.loads(text))
+    except ValueError:
+        return ""
+    if status.state not in ("fetching", "hashing"):
+        return status.state
+    line = f"{status.state} {status.files_done}/{status.files} files"
+    line += f"  {status.bytes_done / 1e9:.2f}/{status.bytes / 1e9:.2f} GB  {status.rate / 1e9:.2f} GB/s"
+    if status.eta is not None:
+        minutes, seconds = divmod(round(status.eta), 60)
+        line += f"  ETA {minutes}m{seconds:02d}s"
+    return line

@@ -98,6 +98,18 @@ options:
     description: Seconds without a byte, or below O(min_rate), that a transfer is given.
     type: float
     default: 30.0
+  run:
+    description:
+      - V(inline) fetches inside the module. V(unit) has a systemd unit fetch, which outlives the connection, resumes
+        after a kill or a reboot and gets the token by LoadCredential; it also keeps the timer of the nightly scrub.
+    type: str
+    choices: [inline, unit]
+    default: inline
+  wait:
+    description:
+      - With O(run=unit), whether to wait for the end. The action plugin waits in its place and shows the progress.
+    type: bool
+    default: true
 attributes:
   check_mode:
     description: Says what would be fetched, and hashes what only its bytes can tell.
@@ -190,23 +202,37 @@ problems:
   returned: always
   type: list
   elements: str
+unit:
+  description: The unit that fetches.
+  returned: when O(run=unit) and there was something to do
+  type: str
+service_files:
+  description: Units and programs of ours that were written or removed.
+  returned: when O(run=unit)
+  type: list
+  elements: str
 seconds:
   description: Time that it took.
   returned: success
   type: float
 code:
-  description: Kind of the failure (bad-input, no-listing, no-space, locked, fetch-failed, not-sane, not-verified).
+  description:
+    - Kind of the failure (bad-input, no-listing, no-space, locked, fetch-failed, not-sane, not-verified, no-systemd,
+      interrupted).
   returned: failure
   type: str
 """
 
-from typing import Any, Dict
+import sys
+import time
+from typing import Any, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.text.formatters import human_to_bytes
-from ansible.module_utils.pdstack import codec
+from ansible.module_utils.pdstack.checkpoint.agent import Outcome
 from ansible.module_utils.pdstack.checkpoint.errors import CheckpointError
-from ansible.module_utils.pdstack.checkpoint.reconcile import Reconciler, Request, Result
+from ansible.module_utils.pdstack.checkpoint.reconcile import Reconciler, Request, report
+from ansible.module_utils.pdstack.checkpoint.service import Service, outcome_path, unit_name
 
 SPEC: Dict[str, Any] = {
     "repo": {"type": "str", "required": True},
@@ -227,6 +253,8 @@ SPEC: Dict[str, Any] = {
     "token_file": {"type": "path", "no_log": False},
     "min_rate": {"type": "int", "default": 65536},
     "stall": {"type": "float", "default": 30.0},
+    "run": {"type": "str", "choices": ["inline", "unit"], "default": "inline"},
+    "wait": {"type": "bool", "default": True},
 }
 
 
@@ -257,35 +285,77 @@ def request_of(params: Dict[str, Any]) -> Request:
     )
 
 
-def run(params: Dict[str, Any], check: bool) -> Result:
-    """Do what the parameters ask for. Raises CheckpointError."""
-    reconciler = Reconciler(request_of(params))
+def run_inline(params: Dict[str, Any], request: Request, check: bool) -> Dict[str, Any]:
+    """Do what the parameters ask for here and now. Raises CheckpointError."""
+    reconciler = Reconciler(request)
     if params["state"] == "present":
-        return reconciler.present(check)
+        return report(reconciler.present(check))
     if params["state"] == "absent":
-        return reconciler.absent(check)
-    return reconciler.verified() if params["state"] == "verified" else reconciler.status()
+        return report(reconciler.absent(check))
+    return report(reconciler.verified() if params["state"] == "verified" else reconciler.status())
 
 
-def lines(files: Dict[str, str]) -> str:
-    return "".join(f"{path}: {files[path]}\n" for path in sorted(files))
+def run_unit(params: Dict[str, Any], request: Request, check: bool, service: Service) -> Dict[str, Any]:
+    """Have the unit do it, or take the unit away with its checkpoint. Raises CheckpointError."""
+    reconciler = Reconciler(request)
+    name = reconciler.store.name
+    if params["state"] != "present":
+        values = run_inline(params, request, check)
+        if params["state"] == "absent" and not check:
+            values["service_files"] = service.remove(name, request.root)
+            values["changed"] = values["changed"] or bool(values["service_files"])
+        return values
+    if check:
+        values = report(reconciler.present(check=True))
+        values["service_files"] = service.differing(request.root)
+        values["changed"] = values["changed"] or bool(values["service_files"])
+        return values
+    intact = reconciler.intact()
+    files = service.install(request.root)
+    if intact is not None:
+        return {**report(intact), "service_files": files, "changed": bool(files)}
+    service.start(request, name)
+    values = {
+        "changed": True,
+        "unit": unit_name(name),
+        "service_files": files,
+        "status_file": reconciler.store.status,
+        "outcome_file": outcome_path(service.state_dir, name),
+    }
+    return {**values, **ended(wait(service, name))} if params["wait"] else values
+
+
+def wait(service: Service, name: str) -> Outcome:
+    """Return the outcome once there is one. Raises CheckpointError."""
+    while True:
+        outcome = service.outcome(name)
+        if outcome is not None:
+            return outcome
+        time.sleep(1.0)
+
+
+def ended(outcome: Outcome) -> Dict[str, Any]:
+    """Return the values of a job that ended well. Raises CheckpointError for one that did not."""
+    if outcome.result is None:
+        raise CheckpointError(outcome.code, outcome.found, outcome.needed, outcome.remedy)
+    return report(outcome.result)
 
 
 def main() -> None:
     module = AnsibleModule(argument_spec=SPEC, supports_check_mode=True)
+
+    def runner(argv: List[str]) -> Tuple[int, str]:
+        status, out, err = module.run_command(argv)
+        return status, out + err
+
     try:
-        result = run(module.params, module.check_mode)
+        request = request_of(module.params)
+        if module.params["run"] == "unit":
+            values = run_unit(module.params, request, module.check_mode, Service(runner, sys.executable))
+        else:
+            values = run_inline(module.params, request, module.check_mode)
     except CheckpointError as error:
         module.fail_json(msg=str(error), code=error.code, found=error.found, needed=error.needed, remedy=error.remedy)
-    values = codec.dump(result)
-    before, after = values.pop("before"), values.pop("after")
-    if result.changed:
-        values["diff"] = {
-            "before_header": result.directory,
-            "after_header": result.directory,
-            "before": lines(before),
-            "after": lines(after),
-        }
     module.exit_json(**values)
 
 

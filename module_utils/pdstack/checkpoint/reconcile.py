@@ -14,10 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from . import listing as listings
-from . import manifest as manifests
-from . import plan as plans
-from . import sanity, scrub
+from .. import codec
+from . import listing as listings, manifest as manifests, plan as plans, sanity, scrub
 from .errors import BUSY, TRANSIENT, CheckpointError, SourceError
 from .fetch import Clock, Fetcher, FetchOptions
 from .listing import Listing, RepoFile
@@ -95,6 +93,24 @@ class Result:
     after: Dict[str, str] = field(default_factory=dict)
 
 
+def report(result: Result) -> Dict[str, Any]:
+    """Return what the module returns: the result's fields, and the diff in place of before and after."""
+    values: Dict[str, Any] = codec.dump(result)
+    before, after = values.pop("before"), values.pop("after")
+
+    def text(files: Dict[str, str]) -> str:
+        return "".join(f"{path}: {files[path]}\n" for path in sorted(files))
+
+    if result.changed:
+        values["diff"] = {
+            "before_header": result.directory,
+            "after_header": result.directory,
+            "before": text(before),
+            "after": text(after),
+        }
+    return values
+
+
 @dataclass
 class World:
     """The machine, as tests may replace it."""
@@ -131,8 +147,8 @@ class Reconciler:
 
     # -- the four states ---------------------------------------------------------------------
 
-    def present(self, check: bool = False) -> Result:
-        """Make the published directory complete and right; with ``check`` say what that would take."""
+    def intact(self) -> Optional[Result]:
+        """Return the result of a run that has nothing to do, None where there is something to do."""
         started = self._world.clock.monotonic()
         manifest = self._manifest()
         if manifest is not None and self.store.base == self.store.final and manifest.listing == self._listing():
@@ -140,6 +156,14 @@ class Reconciler:
             plan = self._observe(selected, self._rehash())
             if not plan.strays and all(step.action == plans.KEEP for step in plan.steps):
                 return self._finish(selected, plan, started)
+        return None
+
+    def present(self, check: bool = False) -> Result:
+        """Make the published directory complete and right; with ``check`` say what that would take."""
+        started = self._world.clock.monotonic()
+        intact = self.intact()
+        if intact is not None:
+            return intact
         if check:
             self._would(self._listing())
             self._result.seconds = self._world.clock.monotonic() - started

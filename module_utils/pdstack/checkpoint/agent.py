@@ -1,0 +1,118 @@
+"""The program that systemd runs on a host: finish a job, or scrub what is there.
+
+It is the same package as the module's, packed into one file (see service.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from .. import codec
+from . import scrub
+from .errors import CheckpointError
+from .progress import write_json
+from .reconcile import Reconciler, Request, Result
+from .store import Store, load_manifest
+
+STATE_DIR = "/var/lib/pdstack/checkpoint"
+TOKEN_CREDENTIAL = "hub-token"
+FAILED = 1  # a typed failure: it is written to the result, starting again at once would not help
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A request that outlives the connection which made it."""
+
+    request: Request
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a job ended. ``result`` is None where it failed; then the rest says why."""
+
+    finished_at: float
+    result: Optional[Result] = None
+    code: str = ""
+    found: str = ""
+    needed: str = ""
+    remedy: str = ""
+
+
+def job_path(state_dir: str, name: str) -> str:
+    return os.path.join(state_dir, "jobs", f"{name}.json")
+
+
+def outcome_path(state_dir: str, name: str) -> str:
+    return os.path.join(state_dir, "results", f"{name}.json")
+
+
+def load_json(path: str) -> Any:
+    with open(path, encoding="utf-8") as stream:
+        return json.load(stream)
+
+
+def run_job(name: str, state_dir: str, credentials: Optional[str]) -> int:
+    """Finish the job ``name``. It is forgotten when it ended, well or not; a kill leaves it for the next start."""
+    path = job_path(state_dir, name)
+    job = codec.load(Job, load_json(path))
+    request = job.request
+    token = os.path.join(credentials, TOKEN_CREDENTIAL) if credentials else ""
+    if os.path.isfile(token):
+        request = dataclasses.replace(request, token_file=token)
+    try:
+        outcome = Outcome(time.time(), Reconciler(request).present())
+    except CheckpointError as error:
+        outcome = Outcome(time.time(), None, error.code, error.found, error.needed, error.remedy)
+        print(f"{name}: {error}", file=sys.stderr)
+    except Exception as error:  # a job that is forgotten without an outcome would leave its operator waiting
+        write_outcome(state_dir, name, Outcome(time.time(), None, "error", f"{type(error).__name__}: {error}"))
+        os.unlink(path)
+        raise
+    write_outcome(state_dir, name, outcome)
+    os.unlink(path)
+    return FAILED if outcome.result is None else 0
+
+
+def write_outcome(state_dir: str, name: str, outcome: Outcome) -> None:
+    path = outcome_path(state_dir, name)
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    write_json(path, codec.dump(outcome))
+
+
+def scrub_roots(roots: List[str], nights: int, full: bool) -> int:
+    """Scrub every published checkpoint below ``roots``; 1 where any file was found corrupt."""
+    bad = 0
+    for root in roots:
+        names = sorted(os.listdir(root)) if os.path.isdir(root) else []
+        for store in (Store(root, name) for name in names if "@" in name):
+            if load_manifest(store.final) is None:
+                continue
+            results = scrub.run(store, nights, time.time, full)
+            wrong: Dict[str, str] = {path: words for path, words in results.items() if words}
+            print(f"{store.name}: {len(results)} files hashed, {len(wrong)} corrupt")
+            for path, words in sorted(wrong.items()):
+                print(f"{store.final}/{path}: {words}; run the deployment again, it fetches this file", file=sys.stderr)
+            bad += len(wrong)
+    return 1 if bad else 0
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="pdstack-checkpoint", description="Finish checkpoint jobs and scrub.")
+    parser.add_argument("--state-dir", default=STATE_DIR)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="finish the job NAME")
+    run.add_argument("name")
+    scrubbing = commands.add_parser("scrub", help="hash the files that were proven longest ago")
+    scrubbing.add_argument("--nights", type=int, default=7, help="runs in which every byte is hashed once")
+    scrubbing.add_argument("--full", action="store_true", help="hash everything now")
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "run":
+        return run_job(chosen.name, chosen.state_dir, os.environ.get("CREDENTIALS_DIRECTORY"))
+    roots = load_json(os.path.join(chosen.state_dir, "roots.json"))
+    return scrub_roots([str(root) for root in roots], chosen.nights, chosen.full)
