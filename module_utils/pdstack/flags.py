@@ -26,6 +26,7 @@ class Engine:
     speculative: Tuple[str, ...]  # algorithms that work for DeepSeek-V4 on this release
     speculative_reason: str = ""
     minimum_driver: int = 580  # CUDA 13.0
+    strict_numa: str = ""  # variable that makes a failed NUMA binding of a rank fatal, where the release has one
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ ENGINES: Dict[str, Engine] = {
         moe_runner_backend="auto",
         compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
         speculative=("EAGLE", "DSPARK"),
+        strict_numa="SGLANG_CRASH_ON_NUMA_BIND_FAILURE",
     ),
 }
 
@@ -132,8 +134,31 @@ PLAN_OWNED = frozenset(
         "tp-size",
     }
 )
+# The same for the router: what the plan or the variables of pd_router say.
+ROUTER_OWNED = frozenset(
+    {
+        "decode",
+        "health-check-interval-secs",
+        "health-check-timeout-secs",
+        "health-failure-threshold",
+        "host",
+        "max-concurrent-requests",
+        "pd-disaggregation",
+        "policy",
+        "port",
+        "prefill",
+        "prometheus-host",
+        "prometheus-port",
+        "request-timeout-secs",
+        "shutdown-grace-period-secs",
+        "worker-startup-timeout-secs",
+        "worker-urls",
+    }
+)
 # Options that carry a secret: they would show in the process list.
-SECRET_OPTIONS = frozenset({"admin-api-key", "api-key", "ssl-keyfile-password"})
+SECRET_OPTIONS = frozenset(
+    {"admin-api-key", "api-key", "control-plane-api-keys", "oracle-password", "postgres-db-url", "ssl-keyfile-password"}
+)
 # Options on which both sides of a pair must agree; allowed for all roles at once, never for one.
 PAIR_OPTIONS = frozenset(
     {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import typing
 from dataclasses import dataclass
@@ -65,6 +66,12 @@ def required(doc: str, **rule: Any) -> Any:
     return dataclasses.field(metadata={"rule": Rule(doc=doc, **rule)})
 
 
+@functools.lru_cache(maxsize=None)
+def _hints(cls: Any) -> Dict[str, Any]:
+    """Return the types of a dataclass's fields; evaluating them is most of the time of a large inventory."""
+    return typing.get_type_hints(cls)
+
+
 def rule_of(field: dataclasses.Field[Any]) -> Rule:
     """Return the field's rule; every field read here has one."""
     return typing.cast(Rule, field.metadata["rule"])
@@ -87,7 +94,7 @@ def read(
         errors.append(Refusal(path, f"{data!r}", "a mapping", "write the keys of this variable below it"))
         return None
     before = len(errors)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     for key in sorted(str(k) for k in data if str(k) not in fields):
         hint = (elsewhere or {}).get(key) or nearest(key, fields) or "remove it"
@@ -160,7 +167,7 @@ def plain(data: Any) -> Any:
 def table(cls: Any, prefix: str = "") -> List[Row]:
     """Return the rows of a dataclass's options, nested keys dotted, in the order of declaration."""
     rows: List[Row] = []
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     for field in dataclasses.fields(cls):
         rule = rule_of(field)
         kind = hints[field.name]

@@ -155,6 +155,8 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
     )
     if len(seat.spot.nodes) > 1 and None not in seat.spot.nodes:
         args["numa-node"] = [seat.view.gpu_nodes[i] for i in seat.spot.positions]
+        if release.strict_numa:
+            env[release.strict_numa] = "1"
         chosen.because(
             "numa-node",
             f"the instance {_locality(seat)}: the engine pins each rank; one entry for each visible GPU",

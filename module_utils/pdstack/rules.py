@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, FrozenSet, List, Mapping, Optional, Tuple
 
-from . import flags
+from . import engine_options, flags, options
 from .refusal import Refusal
 from .settings import Settings
 
@@ -31,14 +31,17 @@ def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal
                     f"choose one of: {fitting}",
                 )
             )
-    found += _extra("pd_engine.extra_args", engine.extra_args, pair=False)
+    names = engine_options.ENGINES[release.engine.version] if release else None
+    found += _extra("pd_engine.extra_args", engine.extra_args, flags.PLAN_OWNED, names)
     for role, extra in (
         ("prefill", topology.prefill.extra_args),
         ("decode", topology.decode.extra_args),
         ("aggregated", topology.aggregated.extra_args),
         ("replicas", topology.replicas.extra_args),
     ):
-        found += _extra(f"pd_topology.{role}.extra_args", extra, pair=True)
+        found += _extra(f"pd_topology.{role}.extra_args", extra, flags.PLAN_OWNED, names, flags.PAIR_OPTIONS)
+    router = engine_options.ROUTERS[f"{release.router.package} {release.router.version}"] if release else None
+    found += _extra("pd_router.extra_args", settings.router.extra_args, flags.ROUTER_OWNED, router)
     for name, value in engine.extra_env.items():
         if "expandable_segments" in str(value).lower():
             found.append(
@@ -94,7 +97,14 @@ def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal
     return found
 
 
-def _extra(where: str, args: Mapping[str, Any], pair: bool) -> List[Refusal]:
+def _extra(
+    where: str,
+    args: Mapping[str, Any],
+    owned: FrozenSet[str],
+    known: Optional[FrozenSet[str]],
+    shared: FrozenSet[str] = frozenset(),
+) -> List[Refusal]:
+    """Judge options that go to a program unseen: ``owned`` are the plan's, ``shared`` may not differ between roles."""
     found: List[Refusal] = []
     for key, value in args.items():
         name = key.lstrip("-").replace("_", "-")
@@ -116,7 +126,7 @@ def _extra(where: str, args: Mapping[str, Any], pair: bool) -> List[Refusal]:
                     "use pd_security",
                 )
             )
-        elif pair and name in flags.PAIR_OPTIONS:
+        elif name in shared:
             found.append(
                 Refusal(
                     f"{where}.{key}",
@@ -125,7 +135,7 @@ def _extra(where: str, args: Mapping[str, Any], pair: bool) -> List[Refusal]:
                     "set pd_topology.context_length, or pd_engine.extra_args for all roles",
                 )
             )
-        elif name in flags.PLAN_OWNED:
+        elif name in owned:
             found.append(
                 Refusal(
                     f"{where}.{key}",
@@ -134,6 +144,9 @@ def _extra(where: str, args: Mapping[str, Any], pair: bool) -> List[Refusal]:
                     "use the variable of the bundle for it",
                 )
             )
+        elif known is not None and name not in known:
+            hint = options.nearest(name, known) or "remove it"
+            found.append(Refusal(f"{where}.{key}", "an unknown option", "an option of the release's program", hint))
         elif not isinstance(value, (str, int, float, bool, list)):
             found.append(
                 Refusal(f"{where}.{key}", repr(value), "text, a number, true, or a list of them", "write one value")
