@@ -110,7 +110,7 @@ def main() -> None:
     if late and not module.check_mode:
         module.fail_json(
             msg="\n\n".join(f"{item.name} ({item.unit}) is {item.state}. {item.detail}".rstrip() for item in late),
-            instances=instances,
+            instances=[dict(instance, detail="") for instance in instances],  # the message has it
         )
     module.exit_json(changed=False, instances=instances)
 
