@@ -25,16 +25,17 @@ class ActionModule(ActionBase):
             {
                 "facts": {"type": "dict", "required": True},
                 "previous": {"type": "raw"},
-                "check_ports": {"type": "bool", "default": True},
+                "check_use": {"type": "bool", "default": True},
             }
         )
         try:
             found = read_facts(inventory.builtin(args["facts"]))
             before = read_previous(inventory.builtin(args["previous"]))
             wanted = plan.plan(inventory.read_intent(task_vars or {}), found, before)
-            held = plan.foreign_ports(wanted, found) if args["check_ports"] else []
-            if held:
-                raise refusal.PlanRefused(held)
+            if args["check_use"]:
+                held = plan.foreign_ports(wanted, found) + plan.foreign_processes(wanted, found)
+                if held:
+                    raise refusal.PlanRefused(held)
         except refusal.Refused as error:
             return {**result, "failed": True, "msg": str(error)}
         except (codec.CodecError, facts.FactsError) as error:

@@ -25,8 +25,8 @@ options:
       - The plan in force, as a document or as the path of a JSON file on the controller.
       - A file that does not exist, or a plan of another schema, counts as none.
     type: raw
-  check_ports:
-    description: Refuse planned ports that the facts show in the hands of processes that are not ours.
+  check_use:
+    description: Refuse planned ports and GPUs that the facts show in use by processes that are not ours.
     type: bool
     default: true
 attributes:
@@ -74,7 +74,7 @@ def main() -> None:
         argument_spec={
             "facts": {"type": "dict", "required": True},
             "previous": {"type": "raw"},
-            "check_ports": {"type": "bool", "default": True},
+            "check_use": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from . import checks, cpulist, placement, render
+from . import checks, cpulist, hostchecks, placement, render
 from .facts import HostFacts, Port
 from .intent import Host, Intent, natural_key
 from .placement import HostView, Need, Spot
@@ -35,7 +35,7 @@ __all__ = [
 
 def plan(intent: Intent, facts: Mapping[str, HostFacts], previous: Optional[Plan] = None) -> Plan:
     """Return the plan for these hosts. Raises PlanRefused with every reason found."""
-    refusals, notes = checks.hosts(intent, facts)
+    refusals, notes = hostchecks.hosts(intent, facts)
     if refusals:
         raise PlanRefused(refusals)
     hosts = {host.name: host for host in intent.gpu_hosts}
@@ -79,6 +79,11 @@ def foreign_ports(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Refusal]
                 found.append(_held(host, port, user, holder))
                 break
     return found
+
+
+def foreign_processes(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Refusal]:
+    """Return a refusal for each planned GPU on which a program that is no engine holds memory."""
+    return hostchecks.in_use(wanted, facts)
 
 
 def _ours(holder: Port) -> bool:
