@@ -85,7 +85,8 @@ def parse(
     _addresses(by_name, errors)
     release = None
     if settings is not None:
-        release = _release(settings, errors)
+        judged = {item.subject for item in errors}
+        release = None if judged & {"pd_profile", "pd_release"} else _release(settings, errors)
         errors += rules.broken(settings, release)
     if errors or settings is None or release is None:
         raise IntentError(_unique(errors))

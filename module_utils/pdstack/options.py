@@ -13,7 +13,7 @@ import functools
 import re
 import typing
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type, TypeVar
 
 from .refusal import Refusal
 
@@ -36,6 +36,7 @@ class Rule:
     pattern_words: str = ""
     auto: bool = False  # the word "auto" is allowed and read as None
     secret: bool = False
+    elsewhere: Optional[Mapping[str, str]] = None  # keys that people put below this one by mistake, and the remedy
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def required(doc: str, **rule: Any) -> Any:
     return dataclasses.field(metadata={"rule": Rule(doc=doc, **rule)})
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _hints(cls: Any) -> Dict[str, Any]:
     """Return the types of a dataclass's fields; evaluating them is most of the time of a large inventory."""
     return typing.get_type_hints(cls)
@@ -84,31 +85,36 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def read(
-    cls: Type[T], data: Any, path: str, errors: List[Refusal], elsewhere: Optional[Dict[str, str]] = None
+    cls: Type[T], data: Any, path: str, errors: List[Refusal], elsewhere: Optional[Mapping[str, str]] = None
 ) -> Optional[T]:
-    """Return ``data`` as ``cls``, or None after adding to ``errors`` all that is wrong with it.
+    """Return ``data`` as ``cls``, after adding to ``errors`` all that is wrong with it.
 
+    Where there are errors the result is good only for finding more of them: a wrong value is
+    replaced by its default, and None stands for an object whose required fields are not there.
     ``elsewhere`` maps a key that people put here by mistake to the remedy that helps them.
     """
     if not isinstance(data, dict):
         errors.append(Refusal(path, f"{data!r}", "a mapping", "write the keys of this variable below it"))
         return None
-    before = len(errors)
     hints = _hints(typing.cast(Any, cls))
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     for key in sorted(str(k) for k in data if str(k) not in fields):
         hint = (elsewhere or {}).get(key) or nearest(key, fields) or "remove it"
         errors.append(Refusal(f"{path}.{key}", "an unknown key", f"one of: {', '.join(sorted(fields))}", hint))
     values: Dict[str, Any] = {}
+    complete = True
     for name, field in fields.items():
         where = f"{path}.{name}"
+        needed = field.default is _MISSING and field.default_factory is _MISSING
+        before = len(errors)
         if name in data:
             values[name] = value(hints[name], data[name], where, rule_of(field), errors)
-        elif field.default is _MISSING and field.default_factory is _MISSING:
+            if len(errors) > before and (not needed or values[name] is None):
+                del values[name]
+        elif needed:
             errors.append(Refusal(where, "nothing", rule_of(field).doc, f"set {where}"))
-    if len(errors) > before:
-        return None
-    return cls(**values)
+        complete = complete and (name in values or not needed)
+    return cls(**values) if complete else None
 
 
 def value(kind: Any, data: Any, where: str, rule: Rule, errors: List[Refusal]) -> Any:
@@ -123,7 +129,7 @@ def value(kind: Any, data: Any, where: str, rule: Rule, errors: List[Refusal]) -
         kind = next(arg for arg in args if arg is not type(None))
         args, origin = typing.get_args(kind), typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
-        return read(typing.cast(Any, kind), data, where, errors)
+        return read(typing.cast(Any, kind), data, where, errors, rule.elsewhere)
     shown = "(not shown)" if rule.secret else repr(data)
     if origin is dict:
         if not isinstance(data, dict):

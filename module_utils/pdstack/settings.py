@@ -12,6 +12,12 @@ from . import flags, options
 from .options import option, required
 
 PREFIX = "pd_"
+# What both sides of a pair must have in common stands above them.
+_PAIR = {
+    "context_length": "set pd_topology.context_length: it holds for both sides of a pair",
+    "model": "set pd_model: it holds for both sides of a pair",
+    "release": "set pd_release: it holds for both sides of a pair",
+}
 _PORT: Dict[str, Any] = {"low": 1024, "high": 65535}
 
 
@@ -91,8 +97,12 @@ class Topology:
         low=256,
         high=1_048_576,
     )
-    prefill: Shape = option(Shape, "mode pd: the prefill instances", "one instance of four GPUs, the reference")
-    decode: Shape = option(Shape, "mode pd: the decode instances", "one instance of four GPUs, the reference")
+    prefill: Shape = option(
+        Shape, "mode pd: the prefill instances", "one instance of four GPUs, the reference", elsewhere=_PAIR
+    )
+    decode: Shape = option(
+        Shape, "mode pd: the decode instances", "one instance of four GPUs, the reference", elsewhere=_PAIR
+    )
     aggregated: One = option(One, "mode aggregated: the one server", "all GPUs of one host")
     replicas: Shape = option(
         lambda: Shape(count=2), "mode replicas: the servers", "two servers of four GPUs fill the reference host"
