@@ -1,0 +1,110 @@
+"""Bad input on real hosts: refused with what was found, what is needed and what to do, before anything changes."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BIN = pathlib.Path(sys.executable).parent
+LAB_ENVIRONMENT = {**os.environ, "LAB_ID": f"bad{os.getpid() % 100000}", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+pytestmark = pytest.mark.lab
+
+
+def lab(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "tools/lab/lab", *words],
+        env=LAB_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def on(host: str, command: str) -> str:
+    return lab("exec", host, "--", command).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def connections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
+    """Three hosts: a whole one, one whose Python lacks its standard library, one without Python."""
+    file = tmp_path_factory.mktemp("inventory") / "connection.yml"
+    lab("up", "--inventory", str(file), "whole", "thin:bookworm:minimal", "bare:bookworm:none")
+    yield file
+    lab("down")
+
+
+def play(connections: pathlib.Path, hosts: dict[str, dict], playbook: str, *options: str) -> tuple[int, str]:
+    """Run a playbook against hosts (name -> more variables) with the lab's own variables; return status and output."""
+    folder = connections.parent / "-".join(hosts)
+    folder.mkdir(exist_ok=True)
+    shutil.copy(connections, folder / "connection.yml")
+    (folder / "hosts.yml").write_text(
+        yaml.safe_dump({"gpu_hosts": {"hosts": hosts}, "router_hosts": {"hosts": dict.fromkeys(hosts)}})
+    )
+    if not (folder / "group_vars").exists():
+        (folder / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
+    command = [BIN / "ansible-playbook", "-i", folder, ROOT / "playbooks" / playbook, *options]
+    done = subprocess.run(command, cwd=ROOT, env=LAB_ENVIRONMENT, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def untouched(host: str) -> bool:
+    return on(host, "ls -d /etc/pdstack /opt/pdstack /var/lib/pdstack 2>/dev/null || true") == ""
+
+
+def test_a_port_that_another_process_holds_is_refused_with_its_holder(connections):
+    """The reference deployment met a stale router on its port; nothing may be changed or killed then."""
+    on("whole", "systemd-run -q --unit=stale-router python3 -m http.server 8000")
+    on("whole", "for i in $(seq 50); do ss -ltn | grep -q :8000 && break; sleep 0.1; done")
+    pid = on("whole", "systemctl show --value -p MainPID stale-router")
+    status, output = play(connections, {"whole": {}}, "deploy_pd.yml")
+    on("whole", "systemctl stop stale-router")
+    assert status != 0
+    for word in ("8000", pid, "http.server", "stale-router.service"):
+        assert word in output, f"{word!r} is missing in:\n{output[-3000:]}"
+    assert untouched("whole")
+
+
+def test_an_unreachable_host_stops_the_run_before_any_host_changes(connections):
+    known = yaml.safe_load(connections.read_text())["all"]["hosts"]["whole"]
+    nobody = {**known, "ansible_host": known["ansible_host"].rpartition(".")[0] + ".250", "ansible_ssh_timeout": 3}
+    status, output = play(connections, {"whole": {}, "gone": nobody}, "deploy_pd.yml")
+    assert status != 0
+    assert "unreachable=1" in output.replace(" ", "") or "UNREACHABLE" in output
+    assert untouched("whole")
+
+
+@pytest.mark.parametrize("host", ["thin", "bare"])
+def test_a_target_without_a_complete_python_is_refused_where_it_may_not_be_installed(connections, host):
+    status, output = play(connections, {host: {}}, "preflight.yml", "-e", "pd_bootstrap_python=false")
+    assert status != 0
+    assert "apt-get install python3" in output
+    assert untouched(host)
+
+
+@pytest.mark.parametrize("host", ["thin", "bare"])
+def test_a_target_without_a_complete_python_gets_one(connections, host):
+    status, output = play(connections, {host: {}}, "preflight.yml")
+    assert status == 0, output[-3000:]
+    assert on(host, "python3 -c 'import ctypes, json; print(1)'") == "1"
+
+
+def test_a_full_disk_is_refused_before_the_release_is_touched(connections):
+    on("whole", "mkdir -p /opt/pdstack && mount -t tmpfs -o size=64m tmpfs /opt/pdstack")
+    try:
+        status, output = play(connections, {"whole": {}}, "deploy_pd.yml")
+        left = on("whole", "find /opt/pdstack -mindepth 2 | head")
+    finally:
+        on("whole", "umount /opt/pdstack")
+    assert status != 0
+    assert "/opt/pdstack" in output
+    assert "free" in output.lower()
+    assert left == ""
