@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Iterable
 
 from . import sources
 from .errors import LabError
@@ -125,11 +125,11 @@ def _build(fresh: Path, suite: str, python: str, lines: list[str]) -> None:
     if done.returncode:
         words = (done.stderr or done.stdout).strip()[-1500:]
         raise LabError(f"mmdebstrap could not build {suite}; are this machine's apt sources reachable?\n{words}")
-    # Hosts name the proxy themselves, at the bridge.
-    for path in (fresh / "etc/apt/apt.conf.d/99mmdebstrap",):
-        path.unlink(missing_ok=True)
+    (fresh / "etc/apt/apt.conf.d/99mmdebstrap").unlink(
+        missing_ok=True
+    )  # this machine's proxy and sandbox, not a host's
 
 
-def endpoints(root: Path) -> dict[str, tuple[int, ...]]:
-    """Return mirror host -> ports of the archives that the tree's own apt uses."""
-    return sources.endpoints(machine_sources(root / "etc" / "apt"))
+def endpoints(roots: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Return mirror host -> ports of the archives that the trees' own apt uses."""
+    return sources.endpoints(source for root in roots for source in machine_sources(root / "etc" / "apt"))

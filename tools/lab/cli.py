@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Sequence
 
 from . import lab, naming, settings as settings_module, state as states
 from .errors import LabError
+from .process import attempt
 from .settings import Settings
 
 DEFAULT_HOST = "lab1"
@@ -39,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     reboot = commands.add_parser("reboot", help="reboot a host and wait until it is back")
     reboot.add_argument("host", metavar="NAME")
     listing = commands.add_parser("list", help="show the hosts and what they cannot give")
-    execute = commands.add_parser("exec", help="run a command in a host: lab exec NAME -- COMMAND...")
+    execute = commands.add_parser("exec", help="run a command in a host, or a shell: lab exec NAME [-- COMMAND...]")
     execute.add_argument("host", metavar="NAME")
     execute.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
     inventory = commands.add_parser("inventory", help="print an Ansible inventory with literal connection values")
@@ -55,6 +57,11 @@ def become_root(argv: Sequence[str]) -> None:
         return
     if shutil.which("sudo") is None:
         raise LabError("the lab makes namespaces and mounts, which needs root: run it as root or install sudo")
+    if not sys.stdin.isatty() and attempt(["sudo", "-n", "true"]).returncode:
+        raise LabError(
+            "the lab makes namespaces and mounts, which needs root, and sudo wants a password here: "
+            "give ansible-playbook --become --ask-become-pass, or run `sudo tools/lab/lab ...` in a terminal"
+        )
     print("lab: namespaces and mounts need root; asking sudo", file=sys.stderr)
     kept = [f"{name}={os.environ[name]}" for name in ENVIRONMENT if os.environ.get(name)]
     script = str(Path(__file__).with_name("lab"))
@@ -71,6 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _COMMANDS[options.command](chosen, options)
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output, such as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -107,11 +117,9 @@ def _list(settings: Settings, options: argparse.Namespace) -> int:
 
 def _exec(settings: Settings, options: argparse.Namespace) -> int:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
-    if not words:
-        raise LabError("say what to run: lab exec NAME -- COMMAND...")
     ssh = lab.ssh_command(settings, lab.address_of(settings, options.host))
-    sys.stdout.flush()
-    os.execvp(ssh[0], [*ssh, "--", *words])
+    command = words[0] if len(words) == 1 else shlex.join(words)  # one word is a line for the host's shell
+    os.execvp(ssh[0], [*ssh, *(["--", command] if command else [])])
 
 
 def _inventory(settings: Settings, options: argparse.Namespace) -> int:

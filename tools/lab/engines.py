@@ -121,6 +121,7 @@ def containers_conf(runtime: Path, limits: dict[str, int]) -> str:
     ulimits = json.dumps([f"{name}={value}:{value}" for name, value in limits.items()])
     return f"""[containers]
 default_ulimits = {ulimits}
+keyring = false
 
 [engine]
 cgroup_manager = "cgroupfs"

@@ -142,8 +142,9 @@ def remove(settings: Settings, host: Host) -> None:
     pid = leader(host)
     if pid is not None:
         Process.of(pid).end(signal.SIGKILL, 5)
-    if host.supervisor is not None:
-        host.supervisor.end(signal.SIGKILL, 5)
+    supervisor = host.supervisor
+    if supervisor is not None and not wait_for(lambda: not supervisor.alive(), 1):  # nspawn tidies up its lock
+        supervisor.end(signal.SIGKILL, 5)
     cgroups.empty(groups)
     cgroups.remove(groups)
     machine = settings.names.host(host.name)

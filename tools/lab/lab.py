@@ -100,9 +100,16 @@ def down(settings: Settings, names: Sequence[str] = (), purge: bool = False) -> 
                 changed = True
             elif state is not None:
                 _write_known_hosts(settings, state)
+                for host in state.hosts.values():
+                    hosts.replace_hosts_file(settings, host, _hosts_file(state, host.name))
                 for path in list(state.inventories):
                     _write_inventory(settings, state, Path(path))
     if purge and (settings.cache / "base").is_dir():
+        others = sorted(path.parent.name for path in settings.state.parent.glob("*/state.json"))
+        if others:
+            raise LabError(
+                f"the cached base trees are in use by lab {', '.join(others)}; take it down first (LAB_ID=...)"
+            )
         shutil.rmtree(settings.cache / "base")
         changed = True
     return changed
@@ -207,6 +214,8 @@ def _own_folder(settings: Settings, path: Path) -> None:
 
 
 def _all_run(settings: Settings, state: states.State, wanted: Sequence[naming.HostSpec]) -> bool:
+    if not all(proxy.alive() for proxy in state.proxies.values()):
+        return False
     for spec in wanted:
         host = state.hosts.get(spec.name)
         if host is None or not hosts.running(settings, host):
@@ -240,7 +249,9 @@ def _trees(
 
 def _network(settings: Settings, state: states.State | None) -> states.State:
     """Return the state of a lab whose network is there; what an earlier boot left is removed."""
-    if state is not None and network.exists(settings.names) and all(proxy.alive() for proxy in state.proxies):
+    if state is not None and network.exists(settings.names):
+        if settings.subnet and naming.parse_subnet(settings.subnet) != ipaddress.IPv4Network(state.subnet):
+            raise LabError(f"lab {settings.lab} runs in {state.subnet}; `lab down` first, then set LAB_SUBNET")
         return state
     if state is not None:
         for host in state.hosts.values():
@@ -267,30 +278,22 @@ def _network(settings: Settings, state: states.State | None) -> states.State:
 
 
 def _mirrors(settings: Settings, state: states.State, trees: Iterable[Path]) -> None:
-    """Start a proxy for each mirror that the trees' apt sources name and that has none yet."""
+    """Have a proxy run for each mirror that the trees' apt sources name."""
     proxy = sources.proxy_endpoint(run(["apt-config", "dump"]))
-    needed: dict[str, tuple[int, ...]] = {}
-    if proxy:
-        needed[proxy[0]] = (proxy[1],)
-    else:
-        for tree in trees:
-            for mirror, ports in base.endpoints(tree).items():
-                needed[mirror] = tuple(sorted({*needed.get(mirror, ()), *ports}))
+    needed = {proxy[0]: (proxy[1],)} if proxy else base.endpoints(trees)
+    state.apt_proxy = f"http://{proxy[0]}:{proxy[1]}" if proxy else None
     for mirror, ports in needed.items():
-        if mirror in state.mirrors:
-            continue
-        number = 2 + len(state.mirrors)
-        if number >= naming.FIRST_HOST:
-            raise LabError("this machine's apt sources name more than nine mirrors")
-        where = naming.address(ipaddress.IPv4Network(state.subnet), number)
-        network.add_address(settings.names, where)
-        state.mirrors[mirror] = where
+        where = state.mirrors.get(mirror) or naming.mirror_address(state.subnet, len(state.mirrors))
+        if mirror not in state.mirrors:
+            network.add_address(settings.names, where)
+            state.mirrors[mirror] = where
         for port in ports:
-            state.proxies.append(aptproxy.start(settings.names, where, port, mirror, settings.state / "aptproxy.log"))
-            states.save(settings.state, state)
-    if proxy:
-        state.apt_proxy = f"http://{proxy[0]}:{proxy[1]}"
-        states.save(settings.state, state)
+            name = f"{mirror}:{port}"
+            if name not in state.proxies or not state.proxies[name].alive():
+                state.proxies[name] = aptproxy.start(
+                    settings.names, where, port, mirror, settings.state / "aptproxy.log"
+                )
+                states.save(settings.state, state)
 
 
 def _fresh_hosts(settings: Settings, state: states.State, wanted: Sequence[naming.HostSpec]) -> list[states.Host]:
@@ -333,6 +336,8 @@ def _write_inventory(settings: Settings, state: states.State, path: Path) -> boo
     text = inventory_text(settings, state)
     if path.exists() and path.read_text() == text:
         return False
+    if not path.parent.is_dir():
+        raise LabError(f"{path.parent} is no folder; the inventory {path.name} cannot be written there")
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text)
     os.chown(fresh, settings.uid, settings.gid)
@@ -341,7 +346,7 @@ def _write_inventory(settings: Settings, state: states.State, path: Path) -> boo
 
 
 def _stop_proxies(state: states.State | None) -> None:
-    for proxy in state.proxies if state is not None else ():
+    for proxy in state.proxies.values() if state is not None else ():
         if not proxy.end(signal.SIGTERM, 3):
             proxy.end(signal.SIGKILL, 3)
 

@@ -86,6 +86,14 @@ def address(subnet: ipaddress.IPv4Network, number: int) -> str:
     return str(subnet.network_address + number)
 
 
+def mirror_address(subnet: str, known: int) -> str:
+    """Return the bridge's address that stands in for one more mirror, when ``known`` have one."""
+    number = 2 + known
+    if number >= FIRST_HOST:
+        raise LabError(f"this machine's apt sources name more than {FIRST_HOST - 2} mirrors")
+    return address(ipaddress.IPv4Network(subnet), number)
+
+
 def next_number(used: Iterable[int]) -> int:
     """Return the lowest free last octet for a host."""
     taken = set(used)

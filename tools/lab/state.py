@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .errors import LabError
 from .process import Process
+
+SCHEMA = 1
 
 
 @dataclass
@@ -33,7 +36,7 @@ class State:
     subnet: str
     mirrors: dict[str, str] = field(default_factory=dict)  # mirror host -> its stand-in address
     apt_proxy: str | None = None  # URL that apt in the hosts must use, where this machine's apt uses one
-    proxies: list[Process] = field(default_factory=list)
+    proxies: dict[str, Process] = field(default_factory=dict)  # mirror:port -> who forwards to it
     hosts: dict[str, Host] = field(default_factory=dict)
     inventories: list[str] = field(default_factory=list)  # generated files to remove
 
@@ -48,13 +51,15 @@ def load(folder: Path) -> State | None:
         data = json.loads((folder / "state.json").read_text())
     except FileNotFoundError:
         return None
+    if data.pop("schema", None) != SCHEMA:
+        raise LabError(f"{folder} is of another version of the lab; take it down with that version")
     hosts = {n: Host(**{**h, "supervisor": _process(h["supervisor"])}) for n, h in data.pop("hosts").items()}
-    proxies = [Process(**value) for value in data.pop("proxies")]
+    proxies = {where: Process(**value) for where, value in data.pop("proxies").items()}
     return State(**data, hosts=hosts, proxies=proxies)
 
 
 def save(folder: Path, state: State) -> None:
     """Write the state whole or not at all."""
     fresh = folder / "state.json.new"
-    fresh.write_text(json.dumps(asdict(state), indent=1) + "\n")
+    fresh.write_text(json.dumps({"schema": SCHEMA, **asdict(state)}, indent=1) + "\n")
     os.replace(fresh, folder / "state.json")
