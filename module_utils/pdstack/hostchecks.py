@@ -199,7 +199,9 @@ def _memory(intent: Intent, host: Host, facts: HostFacts) -> List[Refusal]:
         if size / tp > share:
             found = f"{tp}: {size / tp / 1e9:.0f} GB of weights on each GPU of {smallest / 1e9:.0f} GB"
             needed = f"at most {share / 1e9:.0f} GB: pd_engine.mem_fraction_static allows {fraction:g}"
-            remedy = f"set tp to at least {-(-size // int(share))}, or raise pd_engine.mem_fraction_static"
+            least = next((n for n in range(-(-size // int(share)), 65) if (intent.heads or n) % n == 0), None)
+            remedy = (f"set tp to at least {least}" if least else "use larger GPUs") + ", or raise "
+            remedy += "pd_engine.mem_fraction_static"
             refusals.append(Refusal(f"pd_topology.{role}.tp on {host.name}", found, needed, remedy))
     return refusals
 
