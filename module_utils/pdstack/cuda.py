@@ -155,25 +155,37 @@ def ask(library: Library, path: str, fabric: bool) -> CudaAnswers:
     code = library.call("cuDeviceGetCount", byref(count))
     if code:
         return CudaAnswers("error", path, code, f"cuDeviceGetCount: {codes.cuda(code)} ({code})", known_version)
-    indices = range(count.value)
+    opened = [_open(library, index) for index in range(count.value)]
+    numbers = [number for _code, number in opened]
     return CudaAnswers(
         status="ok",
         library=path,
         init_code=0,
         version=known_version,
-        devices=[_device(library, index, fabric) for index in indices],
-        peer=[[None if a == b else _peer(library, a, b) for b in indices] for a in indices],
-        atomics=[[None if a == b else _atomics(library, a, b) for b in indices] for a in indices],
+        devices=[_device(library, index, code, number, fabric) for index, (code, number) in enumerate(opened)],
+        peer=[[_pair(library, _peer, a, b) for b in numbers] for a in numbers],
+        atomics=[[_pair(library, _atomics, a, b) for b in numbers] for a in numbers],
     )
 
 
-def _device(library: Library, index: int, fabric: bool) -> CudaDevice:
-    problems: List[str] = []
+def _open(library: Library, index: int) -> Tuple[int, Optional[int]]:
+    """Return (code, CUdevice) of an ordinal; the two numbers need not be equal."""
     device = c_int()
     code = library.call("cuDeviceGet", byref(device), c_int(index))
-    if code:
+    return code, None if code else device.value
+
+
+def _pair(
+    library: Library, ask_pair: Callable[[Library, int, int], Optional[bool]], a: Optional[int], b: Optional[int]
+) -> Optional[bool]:
+    return None if a is None or b is None or a == b else ask_pair(library, a, b)
+
+
+def _device(library: Library, index: int, code: int, device: Optional[int], fabric: bool) -> CudaDevice:
+    if device is None:
         return CudaDevice(index=index, problems=[f"cuDeviceGet: {codes.cuda(code)} ({code})"])
-    number = device.value
+    number = device
+    problems: List[str] = []
 
     def attribute(which: int) -> Optional[int]:
         code, value = library.attribute(which, number)

@@ -77,6 +77,8 @@ def steps(gpus: List[Gpu], cuda: CudaAnswers, nvml: NvmlAnswers) -> Fabric:
 
 
 def _why_not(gpu: Gpu, cuda: CudaAnswers) -> str:
+    if cuda.status == "missing":
+        return "no driver library"
     return cuda.detail or (gpu.problems[0] if gpu.problems else "the probe was not asked for it")
 
 

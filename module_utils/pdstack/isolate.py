@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import IO, Any, Callable, Dict, Mapping, Optional
+from typing import IO, Any, Callable, Dict, Mapping, Optional, Tuple
 
 _BOOTSTRAP = (
     "import json,sys;r=json.load(sys.stdin);sys.path[:]=r['path'];"
@@ -78,18 +78,19 @@ class Child:
             )
 
     def collect(self) -> Outcome:
-        """Wait for the child, at most until its deadline, and return how it ended."""
-        try:
-            code = self._process.wait(timeout=max(0.0, self._started + self._timeout - self._clock()))
-        except subprocess.TimeoutExpired:
-            return self._abandon()
-        seconds = self._clock() - self._started
-        at, result = self._read()
-        if code == 0 and result is not None:
-            return Outcome("ok", result, at, "", seconds)
-        how = f"died by signal {-code}" if code < 0 else f"ended with status {code}"
-        words = self._tail()
-        return Outcome("crashed", None, at, f"the probe {how} in {at or 'its start'}{words}", seconds)
+        """Wait for the child, at most until its deadline, and return how it ended. Call once."""
+        with self._output, self._errors:
+            try:
+                code = self._process.wait(timeout=max(0.0, self._started + self._timeout - self._clock()))
+            except subprocess.TimeoutExpired:
+                return self._abandon()
+            seconds = self._clock() - self._started
+            at, result = self._read()
+            if code == 0 and result is not None:
+                return Outcome("ok", result, at, "", seconds)
+            how = f"died by signal {-code}" if code < 0 else f"ended with status {code}"
+            detail = f"the probe {how} in {at or 'its start'}{self._last_error()}"
+            return Outcome("crashed", None, at, detail, seconds)
 
     def _abandon(self) -> Outcome:
         self._process.kill()
@@ -104,7 +105,7 @@ class Child:
             words += f", and process {self._process.pid} cannot be killed: it is blocked in the kernel"
         return Outcome("wedged", None, at, words, self._clock() - self._started)
 
-    def _read(self) -> Any:
+    def _read(self) -> Tuple[str, Any]:
         self._output.seek(0)
         at, result = "", None
         for line in self._output.read().decode("utf-8", "replace").splitlines():
@@ -112,13 +113,11 @@ class Child:
                 at = line[len(_CALL) :]
             elif line.startswith(_RESULT):
                 result = json.loads(line[len(_RESULT) :])
-        self._output.close()
         return at, result
 
-    def _tail(self) -> str:
+    def _last_error(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        self._errors.close()
         return f": {lines[-1]}" if lines else ""
 
 

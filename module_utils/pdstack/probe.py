@@ -97,13 +97,12 @@ class _Drivers:
 
     def __init__(self, request: Request, tree: sysfs.Tree) -> None:
         self._children: Dict[str, isolate.Child] = {}
-        self.recorded: Optional[Mapping[str, Any]] = None
-        if not tree.real and request.library is None:
-            text = tree.text(SIMULATED_ANSWERS)
-            self.recorded = json.loads(text) if text else {}
+        self._replay = not tree.real and request.library is None
+        text = None if tree.real else tree.text(SIMULATED_ANSWERS)
+        self.recorded: Mapping[str, Any] = json.loads(text) if text else {}
 
     def start(self, request: Request, addresses: List[str]) -> None:
-        if self.recorded is not None:
+        if self._replay:
             return
         environment = isolate.driver_environment(os.environ)
         common = {"folder": request.folder, "fabric": request.fabric}
@@ -114,7 +113,7 @@ class _Drivers:
         }
 
     def collect(self) -> Tuple[CudaAnswers, NvmlAnswers, Dict[str, float]]:
-        if self.recorded is not None:
+        if self._replay:
             cuda_answers = codec.load(CudaAnswers, self.recorded.get("cuda", {}), "$.cuda")
             return cuda_answers, codec.load(NvmlAnswers, self.recorded.get("nvml", {}), "$.nvml"), {}
         outcomes = {name: child.collect() for name, child in self._children.items()}
@@ -127,14 +126,12 @@ class _Drivers:
         )
 
 
-def _fabric_manager(
-    tree: sysfs.Tree, switches: bool, recorded: Optional[Mapping[str, Any]], runner: Runner
-) -> Optional[str]:
+def _fabric_manager(tree: sysfs.Tree, switches: bool, recorded: Mapping[str, Any], runner: Runner) -> Optional[str]:
     """Return the Fabric Manager's unit state, only where an NVSwitch makes it matter."""
     if not switches:
         return None
     if not tree.real:
-        state = (recorded or {}).get("fabric_manager")
+        state = recorded.get("fabric_manager")
         return str(state) if state else None
     return runner(["systemctl", "is-active", FABRIC_MANAGER]) or None
 
