@@ -14,7 +14,6 @@ class Connection:
 
     name: str
     address: str
-    python: str
 
 
 def ssh_options(known_hosts: str) -> list[str]:

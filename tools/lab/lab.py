@@ -162,7 +162,7 @@ def write_inventory(settings: Settings, path: Path) -> bool:
 
 
 def inventory_text(settings: Settings, state: states.State) -> str:
-    connections = [inventory.Connection(h.name, _address(state, h), h.python) for h in state.hosts.values()]
+    connections = [inventory.Connection(h.name, _address(state, h)) for h in state.hosts.values()]
     return inventory.render(connections, str(key_file(settings)), str(known_hosts_file(settings)))
 
 

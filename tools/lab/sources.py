@@ -65,9 +65,9 @@ def debian_lines(machine: Iterable[Source], suite: str) -> list[str]:
     """
     archives: dict[str, str] = {}
     for source in machine:
-        base, _, pocket = source.suite.partition("-")
-        if base in DEBIAN and "main" in source.components and _http(source):
-            archives.setdefault(pocket.split("/")[0], source.uri)
+        suite_of, _, pocket = source.suite.replace("/updates", "-security").partition("-")
+        if suite_of in DEBIAN and "main" in source.components and _http(source):
+            archives.setdefault(pocket, source.uri)
     if "" not in archives:
         return []
     return [
