@@ -217,7 +217,7 @@ seconds:
   type: float
 code:
   description:
-    - Kind of the failure (bad-input, no-listing, no-space, locked, fetch-failed, not-sane, not-verified, no-systemd,
+    - Kind of the failure (bad-input, no-listing, no-space, disk, locked, fetch-failed, not-sane, not-verified, no-systemd,
       interrupted).
   returned: failure
   type: str

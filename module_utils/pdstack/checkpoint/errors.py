@@ -15,7 +15,8 @@ WRONG = "wrong"  # not the bytes that were asked for
 class CheckpointError(Exception):
     """What was found, what was needed and what to do; ``code`` is stable for programs.
 
-    Codes: bad-input, no-listing, no-space, locked, fetch-failed, not-sane, not-verified.
+    Codes: bad-input, no-listing, no-space, disk, locked, fetch-failed, not-sane, not-verified, no-systemd,
+    interrupted.
     """
 
     def __init__(self, code: str, found: str, needed: str = "", remedy: str = "") -> None:

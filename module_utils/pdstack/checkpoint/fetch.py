@@ -148,7 +148,7 @@ class Fetcher:
             os.fchmod(fd, 0o644)
             os.fsync(fd)
         except OSError as error:
-            raise _disk_error(error, path) from None
+            raise disk_error(error, path) from None
         finally:
             os.close(fd)
         place(file, path, digests.sha256)
@@ -289,12 +289,14 @@ class _Stopped(Exception):
     """Another file failed; this one was left where it was."""
 
 
-def _disk_error(error: OSError, path: str) -> CheckpointError:
+def disk_error(error: OSError, path: str = "") -> CheckpointError:
+    """Return the operator's error for a failed write or rename."""
+    where = path or error.filename or "the disk"
     if error.errno in FATAL_ERRNO:
         return CheckpointError(
             "no-space",
-            f"writing {path}: {error.strerror}",
-            "free space and a writable disk",
+            f"{where}: {error.strerror}",
+            "free space and a disk that takes writes",
             "free space and run again: what arrived is kept and resumed",
         )
-    return CheckpointError("fetch-failed", f"{path}: {error.strerror}")
+    return CheckpointError("disk", f"{where}: {error.strerror}", "a folder that can be written to")

@@ -104,22 +104,17 @@ class Progress:
                 pass
 
 
-def write_json(path: str, data: object, sync: bool = True, mode: int = 0o644) -> None:
-    """Replace ``path`` atomically. ``sync``: the bytes are on the disk before the name changes."""
-    temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        with os.fdopen(fd, "w", encoding="utf-8") as stream:
-            json.dump(data, stream, indent=1, sort_keys=True)
-            stream.write("\n")
-            stream.flush()
-            os.fchmod(fd, mode)
-            if sync:
-                os.fsync(fd)
-        os.replace(temporary, path)
-    except BaseException:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            pass
-        raise
+def write_json(path: str, data: object, sync: bool = True, temporary: str = "") -> None:
+    """Replace ``path`` atomically. ``sync``: the bytes are on the disk before the name changes.
+
+    The temporary name is always the same (there is one writer), so that a kill leaves one at most.
+    """
+    temporary = temporary or f"{path}.new"
+    with open(temporary, "w", encoding="utf-8") as stream:
+        json.dump(data, stream, indent=1, sort_keys=True)
+        stream.write("\n")
+        stream.flush()
+        os.fchmod(stream.fileno(), 0o644)
+        if sync:
+            os.fsync(stream.fileno())
+    os.replace(temporary, path)

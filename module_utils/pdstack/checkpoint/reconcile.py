@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from .. import codec
 from . import listing as listings, manifest as manifests, plan as plans, sanity, scrub
 from .errors import BUSY, TRANSIENT, CheckpointError, SourceError
-from .fetch import Clock, Fetcher, FetchOptions
+from .fetch import Clock, Fetcher, FetchOptions, disk_error
 from .listing import Listing, RepoFile
 from .manifest import Entry, Manifest
 from .progress import Progress
@@ -172,6 +172,10 @@ class Reconciler:
             self._progress = Progress(self.store.status, self._world.clock.time)
             try:
                 self._make(started)
+            except OSError as error:
+                failure = disk_error(error)
+                self._progress.finish(str(failure))
+                raise failure from None
             except BaseException as error:
                 self._progress.finish(str(error) or type(error).__name__)
                 raise
@@ -221,7 +225,9 @@ class Reconciler:
         places = [base for base in (store.final, store.staging) if lstat(base) is not None]
         listing = next((m.listing for m in map(load_manifest, places) if m is not None), None)
         if listing is not None:
-            ours += [path for path in (os.path.join(store.partials, f.key) for f in listing.files) if lstat(path)]
+            ours += [
+                os.path.join(store.partials, f.key + suffix) for f in listing.files for suffix in ("", ".link", ".twin")
+            ]
             self._result.before = {file.path: file.key for file in listing.files} if places else {}
         doomed = [path for path in ours if lstat(path) is not None]
         self._result.changed = bool(doomed) or any(load_manifest(base) is not None for base in places)
@@ -319,10 +325,10 @@ class Reconciler:
         found = self._manifest()
         known = {} if found is None else found.files
         keep = {step.file.path: known[step.file.path] for step in plan.of(plans.KEEP)}
-        current = save_manifest(base, Manifest(listing, keep))
+        current = save_manifest(self.store.work, base, Manifest(listing, keep))
         hashed = self._hash(base, [step.file for step in plan.of(plans.HASH)])
         if hashed:
-            current = save_manifest(base, Manifest(listing, {**keep, **hashed}))
+            current = save_manifest(self.store.work, base, Manifest(listing, {**keep, **hashed}))
         self._result.verified = sorted(hashed)
         bad = [step.file for step in plan.of(plans.FETCH)]
         bad += [step.file for step in plan.of(plans.HASH) if step.file.path not in hashed]
@@ -332,7 +338,7 @@ class Reconciler:
         self._set_aside(base, plan.strays)
         self._fetch(base, listing, todo, entries)
         self._progress.enter("checking")
-        save_manifest(base, Manifest(listing, entries))
+        save_manifest(self.store.work, base, Manifest(listing, entries))
         problems = sanity.check(base, self._expectations())
         if problems:
             raise CheckpointError(
@@ -383,7 +389,7 @@ class Reconciler:
                     stat = os.lstat(os.path.join(base, twin.path))
                     entries[twin.path] = manifests.entry_of(stat, sha256, now)
                     self._result.fetched.append(twin.path)
-                save_manifest(base, Manifest(listing, entries))
+                save_manifest(self.store.work, base, Manifest(listing, entries))
 
         try:
             fetcher.fetch_all(first, place)
@@ -605,10 +611,11 @@ class Reconciler:
         for name in ("staging", "partial", "status", "scrub", "quarantine"):
             with contextlib.suppress(OSError):
                 os.rmdir(os.path.join(work, name))
-        if set(os.listdir(work)) <= {"lock"}:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(work, "lock"))
-                os.rmdir(work)
+        left = set(os.listdir(work))
+        if left <= {"lock", "clock", "manifest.new"}:
+            for name in sorted(left, key=lambda item: item == "lock"):
+                os.unlink(os.path.join(work, name))
+            os.rmdir(work)
 
 
 def _same_inode(stores: Sequence[Store], stat: os.stat_result) -> Optional[str]:

@@ -169,35 +169,33 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def clock_after(directory: str, entries: Dict[str, Entry]) -> int:
+def clock_after(work: str, entries: Dict[str, Entry]) -> int:
     """Return the filesystem's time in ns, once it is later than every time in ``entries``.
 
     The filesystem's clock ticks coarsely: a manifest of the same tick would make fresh entries
     racy, and the next run would rehash them for nothing.
     """
     newest = max((max(e.mtime_ns, e.ctime_ns) for e in entries.values()), default=0)
-    path = os.path.join(directory, f"{MANIFEST_NAME}.clock")
-    try:
-        for _ in range(50):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(fd, b".")
-                now = os.fstat(fd).st_mtime_ns
-            finally:
-                os.close(fd)
-            if now > newest:
-                return now
-            time.sleep(0.005)
-        return now  # the clock stepped back: the entries stay racy and are rehashed, which is safe
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+    path = os.path.join(work, "clock")
+    now = 0
+    for _ in range(50):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.utime(fd)
+            now = os.fstat(fd).st_mtime_ns
+        finally:
+            os.close(fd)
+        if now > newest:
+            break
+        time.sleep(0.005)
+    return now  # where the clock stepped back the entries stay racy and are rehashed, which is safe
 
 
-def save_manifest(directory: str, manifest: Manifest) -> Manifest:
-    """Write the manifest into ``directory`` and return it as written."""
-    written = Manifest(manifest.listing, manifest.files, clock_after(directory, manifest.files))
-    write_json(os.path.join(directory, MANIFEST_NAME), codec.dump(written))
+def save_manifest(work: str, directory: str, manifest: Manifest) -> Manifest:
+    """Write the manifest into ``directory``, by way of ``work``, and return it as written."""
+    written = Manifest(manifest.listing, manifest.files, clock_after(work, manifest.files))
+    path = os.path.join(directory, MANIFEST_NAME)
+    write_json(path, codec.dump(written), temporary=os.path.join(work, "manifest.new"))
     return written
 
 
@@ -219,4 +217,4 @@ def follow_links(stores: List[Store], before: os.stat_result, after: os.stat_res
             if entry.inode == before.st_ino and manifests.trusted(entry, before, found.written_ns):
                 files[path] = manifests.entry_of(after, entry.sha256, entry.verified)
         if files != found.files:
-            save_manifest(store.final, Manifest(found.listing, files))
+            save_manifest(store.work, store.final, Manifest(found.listing, files))

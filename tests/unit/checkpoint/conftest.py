@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import pathlib
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -74,6 +76,14 @@ class Site:
             if hashlib.sha256(here[path].read_bytes()).hexdigest() != self.toy.digests(path)["sha256"]:
                 wrong.append(path)
         return wrong
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[pathlib.Path]:
+    """Memory in place of a disk where there is some: every published file is synced, and CI disks are slow."""
+    shared = pathlib.Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        yield pathlib.Path(folder)
 
 
 @pytest.fixture(scope="session")

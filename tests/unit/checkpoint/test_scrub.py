@@ -20,7 +20,7 @@ def rotten(site, monkeypatch):
     store = site.reconciler().store
     found = load_manifest(store.final)
     entry = manifest.entry_of(os.stat(site.folder / NAME), found.files[NAME].sha256, found.files[NAME].verified)
-    save_manifest(store.final, manifest.Manifest(found.listing, {**found.files, NAME: entry}))
+    save_manifest(store.work, store.final, manifest.Manifest(found.listing, {**found.files, NAME: entry}))
     return site
 
 
