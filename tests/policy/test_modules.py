@@ -44,7 +44,7 @@ def documentation_problems(name, source):
     for attribute in ("check_mode", "diff_mode"):
         problems += attribute_problems(attribute, (doc.get("attributes") or {}).get(attribute))
     problems += described(doc.get("options"), "option")
-    if not examples or not any(name in task for task in examples):
+    if not any(name in task.modules for task in tree.tasks_in(examples, "EXAMPLES")):
         problems.append("EXAMPLES has no task that uses the module")
     if not returned:
         problems.append("no RETURN")

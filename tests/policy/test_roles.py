@@ -36,9 +36,11 @@ def option_problems(option, default):
             yield "required, and yet it has a default"
     elif default is MISSING:
         yield "not required, and defaults/main.yml has no value"
+    elif is_template(default):  # computed, or "{{ omit }}": the specification says in words what it comes to
+        return
     elif "default" not in option:
         yield "the specification does not state the default"
-    elif not is_template(default) and option["default"] != default:
+    elif option["default"] != default:
         yield f"the specification says {option['default']!r}, defaults/main.yml {default!r}"
 
 
@@ -79,14 +81,15 @@ def test_role_is_used_and_tagged_with_its_name(role):
 def uses_of(role, path):
     """Tags of each use of the role in a playbook: under `roles:` or by include_role and import_role."""
     for play in tree.plays(path):
+        tags = tree.listed(play.get("tags"))  # a play's tags are those of all it holds
         for entry in play.get("roles") or []:
             if isinstance(entry, dict) and role in (entry.get("role"), entry.get("name")):
-                yield tree.listed(entry.get("tags"))
+                yield tags + tree.listed(entry.get("tags"))
             elif entry == role:
-                yield []
-    for task in tree.tasks_in(tree.as_list(tree.load(path)), tree.relative(path)):
-        if task.module in INCLUDES and task.body[task.module].get("name") == role:
-            yield tree.listed(task.body.get("tags"))
+                yield tags
+        for task in tree.tasks_in([play], tree.relative(path)):
+            if task.module in INCLUDES and task.body[task.module].get("name") == role:
+                yield tags + tree.listed(task.body.get("tags"))
 
 
 GOOD = """

@@ -29,6 +29,10 @@ REGISTRIES = re.compile(
         ]
     )
 )
+# (file, address) -> why it has to stand there. An entry that matches nothing fails too.
+REGISTRY_REASONS = {
+    ("releases/cpu-0.5.23/release.yml", "download.pytorch." + "org"): "torch for CPUs is on its own index; a variable"
+}
 MACHINE_PATHS = re.compile(r"(?<![\w.}~/-])/(?:work|root)/(?=[\w.])")
 UNCHECKED_HOSTS = re.compile(r"host_key_checking\s*[=:]\s*(?:false|no|0)\b|StrictHostKeyChecking[ =](?:no|off)", re.I)
 LOCK_OPTION = re.compile(r"^\s*--(?!hash=)|://", re.M)
@@ -36,9 +40,10 @@ PINNED = re.compile(r"^[A-Za-z0-9._-]+(?:\[[\w,-]+\])?==\S+")
 
 
 def forbidden(text):
+    """Line and words of each thing that no file may hold."""
     for pattern in (REGISTRIES, MACHINE_PATHS, UNCHECKED_HOSTS):
         for match in pattern.finditer(text):
-            yield f"line {text.count(chr(10), 0, match.start()) + 1}: {match.group(0)}"
+            yield text.count("\n", 0, match.start()) + 1, match.group(0)
 
 
 def lock_problems(text):
@@ -65,9 +70,10 @@ TEXTS = [(path, text) for path in tree.files() if (text := text_of(path)) is not
 
 
 def test_no_registry_no_machine_path_no_unchecked_host():
-    found = [(path, problem) for path, text in TEXTS for problem in forbidden(text) if path.name != "LICENSE"]
+    found = {(tree.relative(path), what): line for path, text in TEXTS for line, what in forbidden(text)}
     assert len(TEXTS) > 50
-    assert [f"{tree.relative(path)}: {problem}" for path, problem in found] == []
+    assert {place: line for place, line in found.items() if place not in REGISTRY_REASONS} == {}
+    assert [place for place in REGISTRY_REASONS if place not in found] == []
 
 
 def test_files_are_short_enough_to_read():
@@ -149,7 +155,7 @@ def test_ci_runs_what_people_run():
     ],
 )
 def test_forbidden_text_is_found(text):
-    assert [problem[:6] for problem in forbidden(f"a\n{text}\n")] == ["line 2"]
+    assert [line for line, _ in forbidden(f"a\n{text}\n")] == [2]
 
 
 def test_harmless_text_passes():
