@@ -133,7 +133,7 @@ def argument_spec(path, monkeypatch):
         pass
 
     def capture(*args, **kwargs):
-        raise HandedOver(kwargs.get("argument_spec") or args[0])
+        raise HandedOver(kwargs["argument_spec"] if "argument_spec" in kwargs else args[0])
 
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
