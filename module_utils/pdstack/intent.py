@@ -193,14 +193,14 @@ def _shared(hosts: Mapping[str, Mapping[str, Any]], names: List[str], errors: Li
                 )
             )
         if values and values[0][0] is not None:
-            shared[field.name] = _scalar(field.name, values[0][0])
+            shared[field.name] = _switch(Settings, field.name, values[0][0])
     return shared
 
 
-def _scalar(name: str, value: Any) -> Any:
-    """Undo what ``-e name=value`` does to a boolean: it arrives as a string."""
-    if name == "probe_measure" and isinstance(value, str) and value.lower() in ("true", "yes", "false", "no"):
-        return value.lower() in ("true", "yes")
+def _switch(cls: Any, name: str, value: Any) -> Any:
+    """Undo what ``-e name=value`` does to a switch: it arrives as a string."""
+    if isinstance(value, str) and cls.__annotations__[name] == "bool":
+        return {"true": True, "yes": True, "false": False, "no": False}.get(value.lower(), value)
     return value
 
 
@@ -213,7 +213,7 @@ def _with_prefix(item: Refusal) -> Refusal:
 def _host(name: str, variables: Mapping[str, Any], errors: List[Refusal]) -> Optional[Host]:
     found: List[Refusal] = []
     data = {
-        f.name: options.plain(variables[PREFIX + f.name])
+        f.name: _switch(HostSettings, f.name, options.plain(variables[PREFIX + f.name]))
         for f in fields(HostSettings)
         if variables.get(PREFIX + f.name) is not None
     }

@@ -319,6 +319,7 @@ class HostSettings:
         pattern=r"/.*",
         pattern_words="an absolute path",
     )
+    bootstrap_python: bool = option(True, "install a complete Python where the host has none", "modules need it")
     excluded_gpus: List[str] = option(
         list, "PCI ids of GPUs that must not serve, such as 0000:06:00.0", "all GPUs serve"
     )

@@ -91,6 +91,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"pd_probe_measure": "perhaps"}, "pd_probe_measure", "true or false", "quotes"),
     ({"pd_service_interface": "a name much too long"}, "pd_service_interface on gpu1", "interface name", "network"),
     ({"pd_service_address": "0.0.0.0"}, "pd_service_address on gpu1", "IP address", "service network"),
+    ({"pd_bootstrap_python": "perhaps"}, "pd_bootstrap_python on gpu1", "true or false", "quotes"),
     ({"pd_sysfs_root": "sys"}, "pd_sysfs_root on gpu1", "absolute", "root of the sysfs"),
     ({"pd_excluded_gpus": "0000:06:00.0"}, "pd_excluded_gpus on gpu1", "a list", "YAML list"),
 ]  # fmt: skip
@@ -175,6 +176,7 @@ def test_hosts_need_addresses_of_their_own() -> None:
 def test_a_switch_given_on_the_command_line_is_a_string() -> None:
     assert inv.read("gpu1", pd_probe_measure="true").settings.probe_measure is True
     assert inv.read("gpu1", pd_probe_measure="no").settings.probe_measure is False
+    assert inv.read("gpu1", pd_bootstrap_python="false")
 
 
 def test_role_variables_are_known_and_their_misspellings_are_not() -> None:
