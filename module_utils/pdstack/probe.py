@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import codec, cuda, fabric, gpu, isolate, nvml, sysfs
+from . import codec, cuda, fabric, gpu, isolate, nvml, p2p, sysfs
 from .answers import CudaAnswers, NvmlAnswers
 from .facts import HostFacts
 
@@ -147,3 +147,23 @@ def partial(facts: HostFacts, *groups: str) -> Dict[str, Any]:
     whole = codec.dump(facts)
     wanted = [section for group in groups for section in SECTIONS[group]]
     return {key: whole[key] for key in ("host", "schema", "simulated", *wanted, "probe_seconds")}
+
+
+def with_measurement(
+    facts: HostFacts,
+    request: Request,
+    force: bool,
+    timeout: float,
+    when: str,
+    before: Optional[p2p.Baseline] = None,
+    clock: Clock = time.monotonic,
+) -> HostFacts:
+    """Return the facts with P2P measured, or with the reason why not. ``when`` is ISO 8601 UTC.
+
+    A simulated host without a driver library has nothing to measure.
+    """
+    started = clock()
+    if not sysfs.Tree(request.root).real and request.library is None:
+        return replace(facts, p2p=replace(facts.p2p, note="not measured: a simulated host has no driver to copy with"))
+    found = replace(facts, p2p=p2p.measured(facts, request.folder, force, timeout, when, before))
+    return replace(found, probe_seconds={**facts.probe_seconds, "measure": round(clock() - started, 3)})

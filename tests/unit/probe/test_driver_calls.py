@@ -1,23 +1,11 @@
 """What the probe does to a driver: each call is on the fake driver's log."""
 
-import collections
 import os
 import time
 
 import pytest
+from hosts.calls import outstanding
 from pdstack import answers, codec, cuda, isolate, nvml, probe
-
-
-def outstanding(lines):
-    """Count what was created and not released."""
-    count = collections.Counter()
-    for line in lines:
-        words = line.split()
-        if words[0] == "created":
-            count[words[2] if words[1] in ("memory", "context", "stream", "event") else words[1]] += 1
-        elif words[0] == "released":
-            count[words[2] if words[1] in ("memory", "context", "stream", "event") else words[1]] -= 1
-    return {key: value for key, value in count.items() if value}
 
 
 @pytest.mark.parametrize("name", ["rtx-pro-6000-8", "h200-vm-2", "fabric-800", "busy"])
