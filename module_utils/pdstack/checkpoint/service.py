@@ -66,8 +66,12 @@ FETCH_UNIT = f"""\
 # Written by pdstack (pd_checkpoint). The job is {STATE_DIR}/jobs/%i.json; it goes away when it has ended.
 [Unit]
 Description=Bring checkpoint %i to this host
+# Without the default dependencies multi-user.target does not wait for a download that resumes at boot.
+DefaultDependencies=no
+Conflicts=shutdown.target
+Before=shutdown.target
 Wants=network-online.target
-After=network-online.target local-fs.target remote-fs.target
+After=basic.target network-online.target local-fs.target remote-fs.target
 ConditionPathExists={STATE_DIR}/jobs/%i.json
 StartLimitIntervalSec=10min
 StartLimitBurst=5
