@@ -131,7 +131,7 @@ import os
 from typing import Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import codec, release, runner, venv
+from ansible.module_utils.pdstack import codec, release, runner, venv, venv_build
 
 
 def main() -> None:
@@ -161,7 +161,7 @@ def main() -> None:
         before, after = venv.diff(seen, request)
         if steps and not module.check_mode:
             steps = venv.apply(request, host)
-    except (release.ReleaseRefused, venv.InstallFailed, codec.CodecError, OSError) as error:
+    except (release.ReleaseRefused, venv_build.InstallFailed, codec.CodecError, OSError) as error:
         module.fail_json(msg=str(error), refusals=codec.dump(getattr(error, "refusals", [])))
     manifest = release.read_manifest(seen.path)
     module.exit_json(

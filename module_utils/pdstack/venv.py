@@ -7,7 +7,7 @@ release at every moment, whenever the installation is killed, and repair is the 
 Layout below the root (``/opt/pdstack``)::
 
     releases/<id>/{venv,router,lock.txt,router.lock.txt,manifest.json}
-    releases/.<id>.partial/          under construction; removed by the next run
+    releases/.<id>.<pid>.partial/    under construction; removed by the next run
     current -> releases/<id>         previous -> releases/<the one before>
     wheelhouse/<name>-py<XY>/        what it is installed from
 """
@@ -15,7 +15,6 @@ Layout below the root (``/opt/pdstack``)::
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -24,34 +23,16 @@ import re
 import shutil
 import sys
 import time
-import zipfile
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from . import codec, release
+from . import codec, release, venv_build
 from .refusal import Refusal
-from .release import Drift, Environment, Manifest, Pin, ReleaseRefused, Wheelhouse
+from .release import Drift, Manifest, Pin, ReleaseRefused, Wheelhouse
 from .runner import Completed, Runner
 
 #: What an installed release takes beyond its unpacked wheels: bytecode and the file system's rounding.
 SPACE_FACTOR = 1.25
-
-#: Runs in an environment's own Python; the last line of its output is the answer.
-_IMPORT_TEST = """
-import importlib, json, sys
-answer = {}
-for name in json.loads(sys.argv[1]):
-    print("importing", name, file=sys.stderr, flush=True)
-    try:
-        answer[name] = [True, str(getattr(importlib.import_module(name), "__version__", "") or "")]
-    except BaseException as error:
-        answer[name] = [False, f"{type(error).__name__}: {error}"]
-print(json.dumps(answer))
-"""
-
-
-class InstallFailed(RuntimeError):
-    """A step failed while the release was being built; what was installed before is as it was."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +62,7 @@ class Host:
     glibc: Callable[[], str] = lambda: (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
     machine: Callable[[], str] = platform.machine
     in_use: Callable[[str], List[str]] = lambda folder: releases_in_use(folder)
+    sync: Callable[[], None] = os.sync
 
 
 @dataclass
@@ -390,31 +372,12 @@ def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, ho
 
 
 def _build(request: Request, seen: Observation, wheelhouse: Wheelhouse, host: Host) -> None:
-    staging = os.path.join(request.root, "releases", f".{seen.id}.partial")
-    shutil.rmtree(staging, ignore_errors=True)
-    tools = os.path.join(staging, "tools")
-    os.makedirs(tools)
-    uv = _extract_uv(os.path.join(seen.wheelhouse, wheelhouse.uv), tools)
-    environments: Dict[str, Environment] = {}
-    seconds: Dict[str, float] = {}
-    for name, pins in sorted(request.locks[seen.python].items()):
-        target = os.path.join(staging, release.folder_of(name))
-        lock = os.path.join(staging, release.lock_of(name))
-        with open(lock, "w", encoding="utf-8") as stream:
-            stream.writelines(pin.line + "\n" for pin in pins)
-        started = time.monotonic()
-        _install(uv, tools, target, lock, seen, host)
-        seconds[f"install {name}"] = round(time.monotonic() - started, 1)
-        started = time.monotonic()
-        versions = _prove(target, request.imports.get(name, []), tools, request, host)
-        seconds[f"import {name}"] = round(time.monotonic() - started, 1)
-        packages = release.site_packages(target, seen.python)
-        installed = release.installed_packages(packages)
-        drift = release.compare(pins, installed)
-        if drift:
-            raise InstallFailed(f"{name}: after the installation {'; '.join(drift.lines()[:5])}")
-        environments[name] = Environment(installed, release.fingerprints(packages), versions)
-    shutil.rmtree(tools)
+    # A name of its own: a killed run may leave a uv behind that still writes into the old one for a moment.
+    staging = os.path.join(request.root, "releases", f".{seen.id}.{os.getpid()}.partial")
+    source = venv_build.Source(seen.wheelhouse, wheelhouse.uv, seen.python, seen.interpreter)
+    environments, seconds = venv_build.build(
+        staging, source, request.locks[seen.python], request.imports, request.environment, host.runner
+    )
     manifest = Manifest(
         release=request.name,
         id=seen.id,
@@ -428,80 +391,8 @@ def _build(request: Request, seen: Observation, wheelhouse: Wheelhouse, host: Ho
         json.dump(codec.dump(manifest), stream, indent=1)
         stream.write("\n")
     # All of it is on the disk before its name is: a machine that loses power does not come back with a hollow release.
-    os.sync()
-    place(staging, seen.path)
-
-
-def _extract_uv(path: str, folder: str) -> str:
-    """Unpack the uv program from its wheel; its hash was checked with the others."""
-    target = os.path.join(folder, "uv")
-    with zipfile.ZipFile(path) as archive:
-        inside = [name for name in archive.namelist() if name.endswith(".data/scripts/uv")]
-        if len(inside) != 1:
-            raise InstallFailed(f"{path}: no uv program inside")
-        with archive.open(inside[0]) as source, open(target, "wb") as stream:
-            shutil.copyfileobj(source, stream)
-    os.chmod(target, 0o755)
-    return target
-
-
-def _install(uv: str, tools: str, target: str, lock: str, seen: Observation, host: Host) -> None:
-    common = ["--quiet", "--no-config", "--offline", "--cache-dir", os.path.join(tools, "cache")]
-    # Relocatable, since the folder is renamed when it is done; links in place of copies, since the cache goes away.
-    venv = [uv, "venv", *common, "--no-project", "--relocatable", "--no-python-downloads", "--python", seen.interpreter]
-    install = [uv, "pip", "install", *common, "--no-index", "--find-links", seen.wheelhouse, "--no-deps", "--no-build"]
-    install += ["--require-hashes", "--link-mode", "hardlink", "--python", os.path.join(target, "bin", "python")]
-    for argv in ([*venv, target], [*install, "--requirement", lock]):
-        answer = host.runner(argv)
-        if answer.rc != 0:
-            raise InstallFailed(
-                f"uv {argv[1]} failed with status {answer.rc}: {(answer.err or answer.out).strip()[-2000:]}"
-            )
-
-
-def _prove(target: str, modules: List[str], scratch: str, request: Request, host: Host) -> Dict[str, str]:
-    """Import every named module in the environment's own Python; return their versions. Raises InstallFailed."""
-    if not modules:
-        return {}
-    home = os.path.join(scratch, "home")
-    os.makedirs(home, exist_ok=True)
-    settings = {"HOME": home, "XDG_CACHE_HOME": home, "HF_HUB_OFFLINE": "1", **request.environment}
-    argv = ["env", *(f"{key}={value}" for key, value in sorted(settings.items()))]
-    answer = host.runner([*argv, os.path.join(target, "bin", "python"), "-c", _IMPORT_TEST, json.dumps(modules)])
-    lines = answer.out.strip().splitlines()
-    if answer.rc != 0 or not lines:
-        raise InstallFailed(f"the import test ended with status {answer.rc}: {answer.err.strip()[-2000:]}")
-    result: Mapping[str, Tuple[bool, str]] = json.loads(lines[-1])
-    broken = [f"{name}: {words}" for name, (good, words) in result.items() if not good]
-    if broken:
-        raise InstallFailed(f"installed, but not importable: {'; '.join(broken)[:2000]}")
-    return {name: words for name, (_good, words) in result.items()}
-
-
-def place(staging: str, final: str) -> None:
-    """Give a finished folder its final name; what was there is exchanged in one step and removed."""
-    if not os.path.lexists(final):
-        os.rename(staging, final)
-        return
-    if not _exchange(staging, final):
-        # A file system without exchange: two renames. A kill between them leaves ``final`` missing and both folders
-        # beside it; the next run builds it again.
-        aside = f"{final}.old.partial"
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(final, aside)
-        os.rename(staging, final)
-        staging = aside
-    shutil.rmtree(staging, ignore_errors=True)
-
-
-def _exchange(first: str, second: str) -> bool:
-    """Swap two paths atomically (renameat2 with RENAME_EXCHANGE); False where the system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    at_fdcwd, exchange = -100, 2
-    return int(renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), exchange)) == 0
+    host.sync()
+    venv_build.place(staging, seen.path)
 
 
 def _prune(request: Request, seen: Observation, host: Host) -> List[Step]:

@@ -1,0 +1,114 @@
+"""A wheelhouse of hand-made wheels and the real uv: what pd_venv does, in a fraction of a second."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import sys
+import zipfile
+
+import pytest
+from pdstack import codec, release, runner, venv, wheel
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+UV = pathlib.Path(sys.prefix) / "bin/uv"
+
+
+def make_wheel(folder, name, version, files=None):
+    """Write a wheel into a folder and return its pin."""
+    module = name.replace("-", "_")
+    content = files or {f"{module}/__init__.py": f"__version__ = {version!r}\n".encode()}
+    file, data = wheel.build_from({"Name": name, "Version": version}, content)
+    (folder / file).write_bytes(data)
+    return release.Pin(release.normal_name(name), version, file, hashlib.sha256(data).hexdigest())
+
+
+def uv_wheel(folder):
+    """A wheel whose uv is a door to the environment's own: the real program without its 50 MB."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("uv-0.data/scripts/uv", f'#!/bin/sh\nexec {UV} "$@"\n')
+    (folder / "uv-0-py3-none-any.whl").write_bytes(buffer.getvalue())
+    return release.Pin("uv", "0", "uv-0-py3-none-any.whl", hashlib.sha256(buffer.getvalue()).hexdigest())
+
+
+@dataclasses.dataclass
+class Fake:
+    """A release named ``fake`` in a root of its own."""
+
+    root: pathlib.Path
+    wheelhouse: pathlib.Path
+    search: pathlib.Path
+    pins: dict
+    imports: dict
+
+    def request(self, **changes):
+        values = {
+            "name": "fake",
+            "locks": {PYTHON: self.pins},
+            "imports": self.imports,
+            "root": str(self.root),
+            "wheelhouse": str(self.wheelhouse),
+        }
+        return venv.Request(**{**values, **changes})
+
+    def host(self, **changes):
+        return venv.Host(
+            **{
+                "runner": runner.run,
+                "search": [str(self.search)],
+                "in_use": lambda folder: [],
+                "sync": lambda: None,
+                **changes,
+            }
+        )
+
+    def lock(self, **versions):
+        """Pin these versions of alpha and beta, and write the wheelhouse anew for them."""
+        self.pins["engine"] = [make_wheel(self.wheelhouse, name, version) for name, version in versions.items()]
+        self.write_manifest()
+        return self
+
+    def write_manifest(self, **changes):
+        pins = {pin.file: pin for items in self.pins.values() for pin in items}
+        tool = uv_wheel(self.wheelhouse)
+        wheels = [
+            release.Wheel(pin.file, pin.sha256, (self.wheelhouse / pin.file).stat().st_size, 1000)
+            for pin in [*pins.values(), tool]
+        ]
+        manifest = release.Wheelhouse(
+            release="fake",
+            id=release.release_id("fake", PYTHON, self.pins),
+            python=PYTHON,
+            platform=f"{os.uname().machine}-manylinux_2_17",
+            uv=tool.file,
+            wheels=wheels,
+        )
+        manifest = dataclasses.replace(manifest, **changes)
+        (self.wheelhouse / "manifest.json").write_text(json.dumps(codec.dump(manifest)))
+
+    def observe(self, **changes):
+        return venv.observe(self.request(**changes), self.host())
+
+    def apply(self, **changes):
+        return venv.apply(self.request(**changes), self.host())
+
+    def site(self, environment="engine"):
+        return pathlib.Path(release.site_packages(str(self.root / "current" / release.folder_of(environment)), PYTHON))
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """An unpublished release: two packages for the engine, one for the router."""
+    wheelhouse, search, root = tmp_path / "wheelhouse", tmp_path / "bin", tmp_path / "root"
+    for folder in (wheelhouse, search, root):
+        folder.mkdir()
+    (search / f"python{PYTHON}").symlink_to(
+        shutil.which(f"python{PYTHON}", path=str(pathlib.Path(sys.base_prefix) / "bin"))
+    )
+    made = Fake(root, wheelhouse, search, {"router": [make_wheel(wheelhouse, "gamma", "3.0")]}, {"router": ["gamma"]})
+    made.imports["engine"] = ["alpha", "beta"]
+    return made.lock(alpha="1.0", beta="2.0")

@@ -1,0 +1,314 @@
+"""pd_venv's engine: real uv and real environments, hand-made wheels."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from pdstack import release, runner, venv, venv_build
+
+
+def actions(steps):
+    return [step.action for step in steps]
+
+
+def refusals(caught):
+    return {item.subject: item for item in caught.value.refusals}
+
+
+def test_installs_proves_and_activates(fake):
+    steps = fake.apply()
+    assert actions(steps) == ["build", "activate"]
+    seen = fake.observe()
+    assert seen.state == "intact"
+    assert seen.current == seen.id
+    python = fake.root / "current/venv/bin/python"
+    answer = runner.run([str(python), "-c", "import alpha, beta; print(alpha.__version__, beta.__version__)"])
+    assert answer.out == "1.0 2.0\n"
+    assert (fake.root / "current/router/bin/python").exists()
+    assert release.parse_lock((fake.root / "current/lock.txt").read_text()) == fake.pins["engine"]
+    assert release.read_manifest(seen.path).environments["engine"].imports == {"alpha": "1.0", "beta": "2.0"}
+    assert not [name for name in os.listdir(fake.root / "releases") if name.startswith(".")]
+
+
+def test_a_second_run_has_nothing_to_do_and_starts_no_process(fake):
+    fake.apply()
+
+    def no_process(argv):
+        raise AssertionError(argv)
+
+    seen = venv.observe(fake.request(), fake.host(runner=no_process))
+    assert venv.plan(seen, fake.request()) == []
+    before, after = venv.diff(seen, fake.request())
+    assert before == after
+
+
+def test_everybody_may_read_the_release(fake):
+    old = os.umask(0o077)
+    try:
+        fake.apply()
+    finally:
+        os.umask(old)
+    path = fake.site() / "alpha/__init__.py"
+    assert path.stat().st_mode & 0o044 == 0o044
+    assert all(parent.stat().st_mode & 0o055 == 0o055 for parent in path.parents if fake.root in parent.parents)
+
+
+def test_a_dry_run_shows_the_packages(fake):
+    seen = fake.observe()
+    assert actions(venv.plan(seen, fake.request())) == ["build", "activate"]
+    before, after = venv.diff(seen, fake.request())
+    assert before == "current -> nothing\n"
+    assert after == f"engine: alpha 1.0\nengine: beta 2.0\nrouter: gamma 3.0\ncurrent -> {seen.id}\n"
+    assert not (fake.root / "releases").exists()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "why"),
+    [
+        (lambda site: (site / "alpha/__init__.py").write_text("__version__ = '6.6'\n"), "alpha: files changed"),
+        (lambda site: (site / "alpha/extra.py").write_text(""), "alpha: files changed"),
+        (lambda site: (site / "alpha/__init__.py").unlink(), "alpha: files changed"),
+        (lambda site: (site / "leftpad.py").write_text(""), "leftpad.py: files changed"),
+        (lambda site: os.rename(site / "beta-2.0.dist-info", site / "beta-2.1.dist-info"), "beta 2.0 -> 2.1"),
+        (lambda site: os.rename(site / "beta-2.0.dist-info", site / "b"), "beta 2.0: not installed"),
+        (lambda site: os.mkdir(site / "leftpad-1.0.dist-info"), "leftpad 1.0: not in the lock"),
+    ],
+)
+def test_what_was_changed_by_hand_is_found_and_repaired(fake, break_it, why):
+    fake.apply()
+    break_it(fake.site())
+    steps = venv.plan(fake.observe(), fake.request())
+    assert actions(steps) == ["repair"]
+    assert why in steps[0].why
+    fake.apply()
+    assert fake.observe().state == "intact"
+    assert runner.run([str(fake.root / "current/venv/bin/python"), "-c", "import alpha, beta"]).rc == 0
+
+
+def test_bytecode_is_no_drift(fake):
+    fake.apply()
+    runner.run([str(fake.root / "current/venv/bin/python"), "-m", "compileall", "-q", str(fake.site())])
+    assert list(fake.site().rglob("*.pyc"))
+    assert fake.observe().state == "intact"
+
+
+def test_a_foreign_package_is_left_alone(fake):
+    fake.apply()
+    (fake.site() / "pdstack_kernels-1.0.dist-info").mkdir()
+    (fake.site() / "pdstack_kernels").mkdir()
+    (fake.site() / "pdstack_kernels/__init__.py").write_text("")
+    assert fake.observe().state == "damaged"
+    assert fake.observe(foreign={"engine": ["pdstack-kernels"]}).state == "intact"
+
+
+def test_an_altered_wheel_is_named_and_nothing_is_touched(fake):
+    path = fake.wheelhouse / fake.pins["engine"][0].file
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(release.ReleaseRefused) as caught:
+        fake.apply()
+    refusal = refusals(caught)[f"wheel {path.name}"]
+    assert fake.pins["engine"][0].sha256 in refusal.needed
+    assert os.listdir(fake.root / "releases") == []
+
+
+def test_missing_wheels_are_all_named(fake):
+    for pin in fake.pins["engine"]:
+        (fake.wheelhouse / pin.file).unlink()
+    with pytest.raises(release.ReleaseRefused) as caught:
+        fake.apply()
+    assert set(refusals(caught)) == {f"wheel {pin.file}" for pin in fake.pins["engine"]}
+
+
+def test_a_wheelhouse_of_other_locks_is_refused(fake):
+    fake.pins["engine"][0] = release.Pin("alpha", "1.0", fake.pins["engine"][0].file, "0" * 64)
+    with pytest.raises(release.ReleaseRefused, match="belongs to other locks"):
+        fake.apply()
+
+
+def test_no_wheelhouse_at_all(fake):
+    (fake.wheelhouse / "manifest.json").unlink()
+    with pytest.raises(release.ReleaseRefused, match="make wheelhouse"):
+        fake.apply()
+
+
+def test_the_wrong_python_is_refused_with_what_is_there(fake, tmp_path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/python3.6").write_text("")
+    with pytest.raises(release.ReleaseRefused) as caught:
+        venv.observe(fake.request(), fake.host(search=[str(tmp_path / "old")]))
+    assert refusals(caught)["python"].found == "python3.6"
+
+
+def test_a_python_without_its_standard_library_is_refused(fake):
+    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    (fake.search / name).unlink()
+    (fake.search / name).write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'ctypes'\" >&2\nexit 1\n")
+    (fake.search / name).chmod(0o755)
+    with pytest.raises(release.ReleaseRefused) as caught:
+        fake.apply()
+    assert "No module named 'ctypes'" in refusals(caught)[str(fake.search / name)].found
+
+
+def test_a_full_disk_is_refused_with_what_is_short(fake):
+    with pytest.raises(release.ReleaseRefused) as caught:
+        venv.apply(fake.request(), fake.host(free=lambda path: 10))
+    assert f"disk space at {fake.root}" in refusals(caught)
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject"), [({"glibc": lambda: "2.16"}, "glibc"), ({"machine": lambda: "aarch64"}, "processor")]
+)
+def test_a_host_that_cannot_run_the_wheels_is_refused(fake, changes, subject):
+    with pytest.raises(release.ReleaseRefused) as caught:
+        venv.apply(fake.request(), fake.host(**changes))
+    assert subject in refusals(caught)
+
+
+def test_a_release_that_does_not_import_is_never_activated(fake):
+    fake.apply()
+    before = fake.observe().id
+    fake.lock(alpha="1.1", beta="2.0")
+    fake.imports["engine"] = ["alpha", "nothing_of_that_name"]
+    with pytest.raises(venv_build.InstallFailed, match="nothing_of_that_name: ModuleNotFoundError"):
+        fake.apply()
+    assert venv.linked(str(fake.root), "current") == before
+
+
+def test_a_module_that_kills_the_interpreter_is_named(fake):
+    fake.imports["engine"] = ["alpha", "beta.dies"]
+    files = {"beta/__init__.py": b"", "beta/dies.py": b"import os\nos.abort()\n"}
+    conftest = sys.modules[type(fake).__module__]
+    fake.pins["engine"][1] = conftest.make_wheel(fake.wheelhouse, "beta", "2.0", files)
+    fake.write_manifest()
+    with pytest.raises(venv_build.InstallFailed, match=r"importing beta\.dies"):
+        fake.apply()
+
+
+def test_two_runs_at_once_and_the_second_says_who(fake):
+    with venv.turn(str(fake.root)), pytest.raises(release.ReleaseRefused, match=f"held by process {os.getpid()} since"):
+        fake.apply()
+    assert actions(fake.apply()) == ["build", "activate"]
+
+
+def test_switching_back_and_pruning(fake):
+    fake.apply()
+    first = fake.observe().id
+    fake.lock(alpha="1.1", beta="2.0")
+    fake.apply()
+    second = fake.observe().id
+    assert (venv.linked(str(fake.root), "current"), venv.linked(str(fake.root), "previous")) == (second, first)
+
+    fake.lock(alpha="1.0", beta="2.0")
+    assert actions(fake.apply()) == ["activate"]  # nothing is built for the way back
+    assert venv.linked(str(fake.root), "current") == first
+
+    fake.lock(alpha="1.2", beta="2.0")
+    assert "prune" in actions(fake.apply(keep=1))
+    assert second not in os.listdir(fake.root / "releases")  # first is previous, and stays
+    assert first in os.listdir(fake.root / "releases")
+
+
+def test_a_release_in_use_is_not_pruned(fake):
+    ids = []
+    for version in ("1.0", "1.1", "1.2", "1.3"):
+        fake.lock(alpha=version, beta="2.0")
+        request = fake.request(keep=1)
+        venv.apply(request, fake.host(in_use=lambda folder: ids[:1]))
+        ids.append(fake.observe().id)
+    assert set(os.listdir(fake.root / "releases")) == {ids[0], ids[2], ids[3]}
+
+
+def test_in_use_is_read_from_the_processes_maps(tmp_path):
+    library = next(path for path in _mapped() if path.endswith(".so") or ".so." in path)
+    folder = os.path.dirname(os.path.dirname(library))
+    assert os.path.basename(os.path.dirname(library)) in venv.releases_in_use(folder)
+    assert venv.releases_in_use(str(tmp_path)) == []
+
+
+def _mapped():
+    with open("/proc/self/maps") as stream:
+        return [line.split(None, 5)[5].strip() for line in stream if line.count("/") > 2]
+
+
+def test_installing_beside_leaves_current_alone(fake):
+    fake.apply()
+    first = fake.observe().id
+    fake.lock(alpha="1.1", beta="2.0")
+    assert actions(fake.apply(activate=False)) == ["build"]
+    assert venv.linked(str(fake.root), "current") == first
+
+
+def test_absent_takes_everything_of_the_release(fake):
+    fake.apply()
+    assert actions(fake.apply(wanted=False)) == ["remove", "remove"]
+    assert os.listdir(fake.root / "releases") == []
+    assert not (fake.root / "current").is_symlink()
+    assert not fake.wheelhouse.exists()
+    assert venv.plan(fake.observe(wanted=False), fake.request(wanted=False)) == []
+
+
+def test_place_without_exchange(tmp_path, monkeypatch):
+    monkeypatch.setattr(venv_build, "_exchange", lambda first, second: False)
+    for name in ("new", "final"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "who").write_text(name)
+    venv_build.place(str(tmp_path / "new"), str(tmp_path / "final"))
+    assert (tmp_path / "final/who").read_text() == "new"
+    assert os.listdir(tmp_path) == ["final"]
+
+
+def test_place_exchanges_in_one_step_here(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/file").write_text("")
+    assert venv_build._exchange(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert os.listdir(tmp_path / "a") == ["file"]
+
+
+KILLED = """
+import json, sys
+sys.path[:0] = json.loads(sys.argv[1])
+import conftest
+made = conftest.Fake(**{name: conftest.pathlib.Path(value) for name, value in json.loads(sys.argv[2]).items()},
+                     pins=None, imports=json.loads(sys.argv[3]))
+house = conftest.release.read_wheelhouse(str(made.wheelhouse))
+made.pins = json.loads(sys.argv[4])
+made.pins = {name: [conftest.release.Pin(**pin) for pin in pins] for name, pins in made.pins.items()}
+print("go", flush=True)
+made.apply()
+"""
+
+
+def test_killed_at_any_moment(fake, project_root):
+    """SIGKILL during an upgrade, at moments spread over it: current is always whole, and the last run finishes."""
+    fake.apply()
+    old = fake.observe().id
+    fake.lock(alpha="1.1", beta="2.0")
+    new = release.release_id("fake", f"{sys.version_info[0]}.{sys.version_info[1]}", fake.pins)
+    places = {name: str(getattr(fake, name)) for name in ("root", "wheelhouse", "search")}
+    pins = {name: [vars(pin) for pin in items] for name, items in fake.pins.items()}
+    paths = [str(project_root / "module_utils"), os.path.dirname(__file__)]
+    arguments = [json.dumps(value) for value in (paths, places, fake.imports, pins)]
+    killed = 0
+    for delay in (0.0, 0.05, 0.15, 0.3, 0.5):
+        with subprocess.Popen([sys.executable, "-c", KILLED, *arguments], stdout=subprocess.PIPE) as process:
+            assert process.stdout.readline() == b"go\n"
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+            killed += process.wait() == -signal.SIGKILL
+        current = venv.linked(str(fake.root), "current")
+        assert current in (old, new)
+        assert release.read_manifest(str(fake.root / "releases" / current)) is not None
+        assert runner.run([str(fake.root / "current/venv/bin/python"), "-c", "import alpha, beta"]).rc == 0
+    assert killed >= 2
+    fake.apply()
+    assert fake.observe().current == new
+    # A uv that outlived its killed parent may still have written for a moment; one more run clears that away.
+    fake.apply()
+    assert fake.observe().partial == []
