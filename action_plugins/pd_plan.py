@@ -67,7 +67,7 @@ def read_facts(documents: dict[str, Any]) -> dict[str, facts.HostFacts]:
 
 
 def read_previous(previous: Any) -> plan.Plan | None:
-    """Return the previous plan from a document or a file; a plan of another schema is as good as none."""
+    """Return the previous plan: from a document, a file, or the document of each host."""
     if isinstance(previous, str) and previous:
         if not os.path.exists(previous):
             return None
@@ -75,10 +75,17 @@ def read_previous(previous: Any) -> plan.Plan | None:
             previous = json.load(file)
     if not previous:
         return None
+    if "instances" in previous:
+        return _readable(previous)
+    found = {host: _readable(document) for host, document in previous.items()}
+    return plan.in_force({host: item for host, item in found.items() if item is not None})
+
+
+def _readable(document: Any) -> plan.Plan | None:
+    """Return a plan, or None for one of another version of the bundle: GPUs and ports are then chosen afresh."""
     try:
-        return codec.load(plan.Plan, previous, "previous plan")
+        return codec.load(plan.Plan, document, "previous plan")
     except codec.CodecError:
-        # Written by another version of the bundle: GPUs and ports are then chosen afresh.
         return None
 
 

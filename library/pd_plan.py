@@ -22,8 +22,9 @@ options:
     required: true
   previous:
     description:
-      - The plan in force, as a document or as the path of a JSON file on the controller.
-      - A file that does not exist, or a plan of another schema, counts as none.
+      - The plan in force, as a document, as the path of a JSON file on the controller, or as a mapping of hosts to the
+        document that each of them has.
+      - A file that does not exist, an empty value, or a plan of another schema counts as none.
     type: raw
   check_use:
     description: Refuse planned ports and GPUs that the facts show in use by processes that are not ours.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import checks, cpulist, hostchecks, placement, render
@@ -29,6 +29,8 @@ __all__ = [
     "Why",
     "Worker",
     "foreign_ports",
+    "foreign_processes",
+    "in_force",
     "plan",
 ]
 
@@ -63,6 +65,23 @@ def plan(intent: Intent, facts: Mapping[str, HostFacts], previous: Optional[Plan
         routers=routers,
         notes=notes,
     )
+
+
+def in_force(plans: Mapping[str, Plan]) -> Optional[Plan]:
+    """Return the previous plan as each host knows it: of host h's plan, the instances on h.
+
+    A host that was away during the last deployment still has an older plan than the others.
+    """
+    if not plans:
+        return None
+    hosts = sorted(plans, key=natural_key)
+    instances: Dict[str, Instance] = {}
+    for host in hosts:
+        for item in plans[host].instances:
+            if item.host == host:
+                instances.setdefault(item.name, item)
+    ordered = sorted(instances.values(), key=lambda item: (item.role, item.index))
+    return replace(plans[hosts[0]], instances=ordered)
 
 
 def foreign_ports(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Refusal]:

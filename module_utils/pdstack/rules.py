@@ -13,6 +13,15 @@ def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal
     """Rules between values that are each fine alone."""
     found: List[Refusal] = []
     model, topology, engine = settings.model, settings.topology, settings.engine
+    if set(model.revision) == {"0"}:
+        found.append(
+            Refusal(
+                "pd_model.revision",
+                "the placeholder of the example",
+                "the commit of the checkpoint to serve",
+                f"take it from the page of {model.repo}, under the files and their versions",
+            )
+        )
     known = flags.MODELS.get(model.repo)
     heads = model.heads or (known.heads if known else None)
     shapes: List[Tuple[str, int]] = {

@@ -214,7 +214,10 @@ def test_a_plan_is_made_shown_kept_and_kept_to(play: Callable[..., Done], tmp_pa
 
 
 def test_a_previous_plan_that_cannot_be_read_counts_as_none(play: Callable[..., Done], tmp_path: pathlib.Path) -> None:
-    tasks = [planning(tmp_path, previous=previous) for previous in (str(tmp_path / "no.json"), {"schema": 0}, "")]
+    tasks = [
+        planning(tmp_path, previous=previous)
+        for previous in (str(tmp_path / "no.json"), {"instances": 1}, "", {"gpu1": None})
+    ]
     done = play(GOOD, *tasks, SHOW)
     assert (done.rc, "aggregated-0" in done.text) == (0, True), done.text
 

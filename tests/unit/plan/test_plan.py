@@ -552,6 +552,19 @@ def test_a_lost_host_moves_only_its_own() -> None:
     assert moved == {i.name for i in before.instances if i.host == "gpu2"}
 
 
+def test_each_host_knows_its_own_part_of_the_previous_plan() -> None:
+    """gpu2 was away when a set was moved off it, and gpu3 is new and has no plan."""
+    facts = [inv.host(f"gpu{i}") for i in (1, 2, 3)]
+    both = inv.planned(*facts[:2], pd_topology=inv.replicas(8, 2))
+    alone = inv.planned(facts[0], pd_topology=inv.replicas(8, 1), previous=both)
+    assert plan.in_force({}) is None
+    before = plan.in_force({"gpu1": alone, "gpu2": both})
+    assert before is not None
+    assert [(i.name, i.host) for i in before.instances] == [("aggregated-0", "gpu1"), ("aggregated-1", "gpu2")]
+    after = inv.planned(*facts, pd_topology=inv.replicas(8, 3), previous=before)
+    assert [i.host for i in after.instances] == ["gpu1", "gpu2", "gpu3"]
+
+
 def test_a_changed_topology_is_planned_afresh() -> None:
     before = inv.planned(inv.host(), pd_topology=inv.pd(2, 2, p=2, d=2), pd_model=SMALL)
     after = inv.planned(inv.host(), pd_topology=inv.pd(4, 4), pd_model=SMALL, previous=before)
