@@ -6,6 +6,7 @@ it is only ever read: each host has an overlay over it.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -93,13 +94,15 @@ def tree(cache: Path, suite: str, python: str, say: Callable[[str], None]) -> Pa
     if where.is_dir():
         return where
     where.parent.mkdir(parents=True, exist_ok=True)
-    fresh = where.with_name(f".{where.name}.{os.getpid()}")
-    say(f"building the {suite} base tree (once; kept in {where.parent})")
-    try:
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two labs must not build the same tree
+        if where.is_dir():
+            return where
+        fresh = where.with_name(f".{where.name}")
+        shutil.rmtree(fresh, ignore_errors=True)  # a build that was cut short
+        say(f"building the {suite} base tree (once; kept in {where.parent})")
         _build(fresh, suite, python, lines)
         os.replace(fresh, where)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
     return where
 
 

@@ -238,13 +238,8 @@ def _trees(
 ) -> dict[tuple[str, str], Path]:
     """Return the base tree for each kind of host that is wanted; builds what the cache lacks."""
     _own_folder(settings, settings.cache)
-    found = {}
-    with (settings.cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two labs must not build the same tree
-        for spec in wanted:
-            if (spec.suite, spec.python) not in found:
-                found[spec.suite, spec.python] = base.tree(settings.cache, spec.suite, spec.python, say)
-    return found
+    kinds = {(spec.suite, spec.python) for spec in wanted}
+    return {(suite, python): base.tree(settings.cache, suite, python, say) for suite, python in sorted(kinds)}
 
 
 def _network(settings: Settings, state: states.State | None) -> states.State:
