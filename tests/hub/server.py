@@ -133,6 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hub = self.server
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        if path == "/__stats":
+            return self._answer(200, json.dumps({"requests": len(hub.log), "sent": hub.sent}).encode())
         authorization = self.headers.get("Authorization")
         seen = Seen(self.command, self.path, self.headers.get("Range"), bool(authorization), self.headers["Host"])
         with hub.lock:
