@@ -193,6 +193,7 @@ def _cpu(intent: Intent, seat: Seat) -> Choices:
             "max-running-requests": 8,
             "skip-server-warmup": True,
             "disable-overlap-schedule": True,
+            "sleep-on-idle": True,
         }
     )
     if seat.role == "decode":
@@ -210,6 +211,7 @@ def _cpu(intent: Intent, seat: Seat) -> Choices:
     chosen.because(
         "disable-overlap-schedule", "without it the second request with a cached prefix ends prefill on a CPU"
     )
+    chosen.because("sleep-on-idle", "an idle scheduler polls a whole core away, and this machine has other work")
     if seat.role == "decode":
         chosen.because("disaggregation-decode-retraction-backup", "none: the other choices reach torch.cuda at start")
     return chosen
