@@ -136,5 +136,5 @@ def test_environment_variables_are_ones_that_the_engine_reads(release: str) -> N
 
 @functools.cache
 def engine_source(release: str) -> str:
-    folder = wheels.unpacked(release, "engine", ["sglang", "msgspec"])
+    folder = wheels.unpacked(release, "engine", wheels.ENGINE)
     return "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("sglang/srt/**/*.py")))

@@ -16,11 +16,13 @@ from pdstack import release
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "pdstack"
+# All that the engine's argument parser needs beside the standard library and PyYAML.
+ENGINE = ["sglang", "msgspec", "typing-extensions"]
 
 
 def ask(kind: str, name: str, requests: list[Any]) -> dict[str, Any]:
     """Return what the parser of an engine or a router (``kind``) of a release says to these requests."""
-    folder = unpacked(name, kind, ["sglang", "msgspec"] if kind == "engine" else ["sglang-router"])
+    folder = unpacked(name, kind, ENGINE if kind == "engine" else ["sglang-router"])
     script = pathlib.Path(__file__).with_name("real_parser.py")
     done = subprocess.run(
         [sys.executable, "-I", str(script), kind, str(folder)],
