@@ -100,15 +100,34 @@ class Fake:
         return pathlib.Path(release.site_packages(str(self.root / "current" / release.folder_of(environment)), PYTHON))
 
 
-@pytest.fixture
-def fake(tmp_path):
-    """An unpublished release: two packages for the engine, one for the router."""
-    wheelhouse, search, root = tmp_path / "wheelhouse", tmp_path / "bin", tmp_path / "root"
-    for folder in (wheelhouse, search, root):
-        folder.mkdir()
-    (search / f"python{PYTHON}").symlink_to(
-        shutil.which(f"python{PYTHON}", path=str(pathlib.Path(sys.base_prefix) / "bin"))
-    )
-    made = Fake(root, wheelhouse, search, {"router": [make_wheel(wheelhouse, "gamma", "3.0")]}, {"router": ["gamma"]})
+def make_fake(folder):
+    """An uninstalled release in a folder: two packages for the engine, one for the router."""
+    wheelhouse, search, root = folder / "wheelhouse", folder / "bin", folder / "root"
+    for path in (wheelhouse, search, root):
+        path.mkdir()
+    base = pathlib.Path(sys.base_prefix) / "bin"
+    (search / f"python{PYTHON}").symlink_to(shutil.which(f"python{PYTHON}", path=str(base)))
+    pins, imports = {"router": [make_wheel(wheelhouse, "gamma", "3.0")]}, {"router": ["gamma"]}
+    made = Fake(root, wheelhouse, search, pins, imports)
     made.imports["engine"] = ["alpha", "beta"]
     return made.lock(alpha="1.0", beta="2.0")
+
+
+@pytest.fixture
+def fake(tmp_path):
+    return make_fake(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Installed once; tests get copies."""
+    made = make_fake(tmp_path_factory.mktemp("built"))
+    made.apply()
+    return made
+
+
+@pytest.fixture
+def installed(built, tmp_path):
+    shutil.copytree(built.root.parent, tmp_path / "copy", symlinks=True)
+    places = {name: tmp_path / "copy" / getattr(built, name).name for name in ("root", "wheelhouse", "search")}
+    return dataclasses.replace(built, **places, pins=dict(built.pins), imports=dict(built.imports))

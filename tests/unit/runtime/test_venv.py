@@ -34,15 +34,13 @@ def test_installs_proves_and_activates(fake):
     assert not [name for name in os.listdir(fake.root / "releases") if name.startswith(".")]
 
 
-def test_a_second_run_has_nothing_to_do_and_starts_no_process(fake):
-    fake.apply()
-
+def test_a_second_run_has_nothing_to_do_and_starts_no_process(installed):
     def no_process(argv):
         raise AssertionError(argv)
 
-    seen = venv.observe(fake.request(), fake.host(runner=no_process))
-    assert venv.plan(seen, fake.request()) == []
-    before, after = venv.diff(seen, fake.request())
+    seen = venv.observe(installed.request(), installed.host(runner=no_process))
+    assert venv.plan(seen, installed.request()) == []
+    before, after = venv.diff(seen, installed.request())
     assert before == after
 
 
@@ -78,31 +76,34 @@ def test_a_dry_run_shows_the_packages(fake):
         (lambda site: os.mkdir(site / "leftpad-1.0.dist-info"), "leftpad 1.0: not in the lock"),
     ],
 )
-def test_what_was_changed_by_hand_is_found_and_repaired(fake, break_it, why):
-    fake.apply()
-    break_it(fake.site())
-    steps = venv.plan(fake.observe(), fake.request())
+def test_what_was_changed_by_hand_is_found(installed, break_it, why):
+    break_it(installed.site())
+    steps = venv.plan(installed.observe(), installed.request())
     assert actions(steps) == ["repair"]
     assert why in steps[0].why
-    fake.apply()
-    assert fake.observe().state == "intact"
-    assert runner.run([str(fake.root / "current/venv/bin/python"), "-c", "import alpha, beta"]).rc == 0
 
 
-def test_bytecode_is_no_drift(fake):
-    fake.apply()
-    runner.run([str(fake.root / "current/venv/bin/python"), "-m", "compileall", "-q", str(fake.site())])
-    assert list(fake.site().rglob("*.pyc"))
-    assert fake.observe().state == "intact"
+def test_what_was_changed_by_hand_is_repaired(installed):
+    (installed.site() / "alpha/__init__.py").write_text("raise SystemExit\n")
+    (installed.root / "current/manifest.json").rename(installed.root / "elsewhere")
+    assert installed.observe().state == "unfinished"
+    assert actions(installed.apply()) == ["repair"]
+    assert installed.observe().state == "intact"
+    assert runner.run([str(installed.root / "current/venv/bin/python"), "-c", "import alpha, beta"]).rc == 0
 
 
-def test_a_foreign_package_is_left_alone(fake):
-    fake.apply()
-    (fake.site() / "pdstack_kernels-1.0.dist-info").mkdir()
-    (fake.site() / "pdstack_kernels").mkdir()
-    (fake.site() / "pdstack_kernels/__init__.py").write_text("")
-    assert fake.observe().state == "damaged"
-    assert fake.observe(foreign={"engine": ["pdstack-kernels"]}).state == "intact"
+def test_bytecode_is_no_drift(installed):
+    runner.run([str(installed.root / "current/venv/bin/python"), "-m", "compileall", "-q", str(installed.site())])
+    assert list(installed.site().rglob("*.pyc"))
+    assert installed.observe().state == "intact"
+
+
+def test_a_foreign_package_is_left_alone(installed):
+    (installed.site() / "pdstack_kernels-1.0.dist-info").mkdir()
+    (installed.site() / "pdstack_kernels").mkdir()
+    (installed.site() / "pdstack_kernels/__init__.py").write_text("")
+    assert installed.observe().state == "damaged"
+    assert installed.observe(foreign={"engine": ["pdstack-kernels"]}).state == "intact"
 
 
 def test_an_altered_wheel_is_named_and_nothing_is_touched(fake):
@@ -170,8 +171,8 @@ def test_a_host_that_cannot_run_the_wheels_is_refused(fake, changes, subject):
     assert subject in refusals(caught)
 
 
-def test_a_release_that_does_not_import_is_never_activated(fake):
-    fake.apply()
+def test_a_release_that_does_not_import_is_never_activated(installed):
+    fake = installed
     before = fake.observe().id
     fake.lock(alpha="1.1", beta="2.0")
     fake.imports["engine"] = ["alpha", "nothing_of_that_name"]
@@ -193,11 +194,10 @@ def test_a_module_that_kills_the_interpreter_is_named(fake):
 def test_two_runs_at_once_and_the_second_says_who(fake):
     with venv.turn(str(fake.root)), pytest.raises(release.ReleaseRefused, match=f"held by process {os.getpid()} since"):
         fake.apply()
-    assert actions(fake.apply()) == ["build", "activate"]
 
 
-def test_switching_back_and_pruning(fake):
-    fake.apply()
+def test_switching_back_and_pruning(installed):
+    fake = installed
     first = fake.observe().id
     fake.lock(alpha="1.1", beta="2.0")
     fake.apply()
@@ -214,14 +214,19 @@ def test_switching_back_and_pruning(fake):
     assert first in os.listdir(fake.root / "releases")
 
 
-def test_a_release_in_use_is_not_pruned(fake):
-    ids = []
-    for version in ("1.0", "1.1", "1.2", "1.3"):
-        fake.lock(alpha=version, beta="2.0")
-        request = fake.request(keep=1)
-        venv.apply(request, fake.host(in_use=lambda folder: ids[:1]))
-        ids.append(fake.observe().id)
-    assert set(os.listdir(fake.root / "releases")) == {ids[0], ids[2], ids[3]}
+def test_a_release_in_use_is_not_pruned(installed):
+    """Four older releases beside the active one: the one in use stays, the others go, oldest first."""
+    folder = installed.root / "releases"
+    manifest = json.loads((installed.root / "current/manifest.json").read_text())
+    for number in range(4):
+        (folder / f"fake-{number:012d}").mkdir()
+        text = json.dumps({**manifest, "id": f"fake-{number:012d}", "built": f"2026-01-0{number + 1}T00:00:00Z"})
+        (folder / f"fake-{number:012d}/manifest.json").write_text(text)
+    (installed.root / "current").unlink()
+    steps = venv.apply(installed.request(keep=2), installed.host(in_use=lambda path: ["fake-000000000001"]))
+    assert actions(steps) == ["activate", "prune", "prune"]
+    left = {"fake-000000000001", "fake-000000000003", installed.observe().id}
+    assert set(os.listdir(folder)) == left
 
 
 def test_in_use_is_read_from_the_processes_maps(tmp_path):
@@ -236,16 +241,16 @@ def _mapped():
         return [line.split(None, 5)[5].strip() for line in stream if line.count("/") > 2]
 
 
-def test_installing_beside_leaves_current_alone(fake):
-    fake.apply()
+def test_installing_beside_leaves_current_alone(installed):
+    fake = installed
     first = fake.observe().id
     fake.lock(alpha="1.1", beta="2.0")
     assert actions(fake.apply(activate=False)) == ["build"]
     assert venv.linked(str(fake.root), "current") == first
 
 
-def test_absent_takes_everything_of_the_release(fake):
-    fake.apply()
+def test_absent_takes_everything_of_the_release(installed):
+    fake = installed
     assert actions(fake.apply(wanted=False)) == ["remove", "remove"]
     assert os.listdir(fake.root / "releases") == []
     assert not (fake.root / "current").is_symlink()
@@ -285,9 +290,9 @@ made.apply()
 """
 
 
-def test_killed_at_any_moment(fake, project_root):
+def test_killed_at_any_moment(installed, project_root):
     """SIGKILL during an upgrade, at moments spread over it: current is always whole, and the last run finishes."""
-    fake.apply()
+    fake = installed
     old = fake.observe().id
     fake.lock(alpha="1.1", beta="2.0")
     new = release.release_id("fake", f"{sys.version_info[0]}.{sys.version_info[1]}", fake.pins)
