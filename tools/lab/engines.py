@@ -22,8 +22,13 @@ NSPAWN = Engine("nspawn", packages.NSPAWN, 133)
 PODMAN = Engine("podman", packages.PODMAN, 129)
 BY_NAME = {engine.name: engine for engine in (NSPAWN, PODMAN)}
 
-# podman wants /sys/fs/cgroup to be cgroup2 alone; on a hybrid machine it gets that in a mount namespace.
-PURE_CGROUP2 = ("unshare", "--mount", "sh", "-c", 'mount -t cgroup2 none /sys/fs/cgroup && exec "$@"', "sh")
+# Run before podman in a mount namespace of its own, at each boot: $0 is where the boot id goes, so that a host has
+# its own and ansible.builtin.reboot sees that it rebooted (nspawn does that by itself).
+BOOT = """set -e
+cat /proc/sys/kernel/random/uuid > "$0"
+[ -e /sys/fs/cgroup/cgroup.controllers ] || mount -t cgroup2 none /sys/fs/cgroup # podman wants it to be cgroup2 alone
+exec "$@"
+"""
 
 # What systemd and the services in a host use beyond podman's own default (capability.h); SYS_BOOT is
 # what lets a host reboot itself, and only itself.
@@ -83,7 +88,9 @@ def podman(machine: str, name: str, root: Path, runtime: Path, capabilities: int
     lies in the host's own folders.
     """
     granted = [name for name, bit in CAPABILITIES.items() if capabilities >> bit & 1]
+    boot_id = runtime / "boot_id"
     return [
+        *("unshare", "--mount", "sh", "-c", BOOT, str(boot_id)),
         "env",
         f"CONTAINERS_CONF={runtime / 'containers.conf'}",
         "podman",
@@ -102,6 +109,7 @@ def podman(machine: str, name: str, root: Path, runtime: Path, capabilities: int
         "--cgroupns=private",
         "--pids-limit=-1",
         "--shm-size=2g",
+        f"--volume={boot_id}:/proc/sys/kernel/random/boot_id:ro",
         "--log-driver=none",
         "--security-opt=seccomp=unconfined",
         "--security-opt=apparmor=unconfined",

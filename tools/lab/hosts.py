@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import uuid
 from pathlib import Path
 from typing import Callable
 
@@ -37,6 +38,7 @@ def prepare(settings: Settings, host: Host, base: Path, authorized: str, hosts_f
         path.chmod(mode)
 
     put("etc/hostname", host.name + "\n")
+    put("etc/machine-id", uuid.uuid4().hex + "\n", 0o444)  # one for all boots, so that the journal spans them
     put("etc/hosts", hosts_file)
     put("root/.ssh/authorized_keys", authorized, 0o600)
     (where / "upper/root/.ssh").chmod(0o700)
@@ -76,8 +78,6 @@ def start(settings: Settings, host: Host, base: Path, save: Callable[[], None]) 
         runtime.mkdir(mode=0o700, exist_ok=True)
         (runtime / "containers.conf").write_text(engines.containers_conf(runtime, _ulimits()))
         command = engines.podman(machine, host.name, where / "root", runtime, cgroups.capabilities())
-        if not cgroups.unified():
-            command = [*engines.PURE_CGROUP2, *command]
     argv = [
         *place.prefix,
         "nsenter",
