@@ -7,7 +7,7 @@ BIN := .venv/bin
 PLAYBOOK := $(BIN)/ansible-playbook -i $(INVENTORY) $(ANSIBLE_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup deploy test check lint unit lab-up lab-down bench bench-rerun docs format lock clean
+.PHONY: help setup deploy test check lint unit lab-up lab-down bench bench-rerun docs format lock wheelhouse clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -55,8 +55,13 @@ format: setup ## Format the Python files
 	$(BIN)/ruff check --fix --quiet
 	$(BIN)/ruff format --quiet
 
-lock: setup ## Lock pyproject.toml's groups again; LOCK_ARGS=--upgrade moves the versions
+lock: setup ## Lock pyproject.toml's groups and the releases again; LOCK_ARGS=--upgrade moves the versions
 	$(BIN)/python tools/lock-controller $(LOCK_ARGS)
+	$(BIN)/python tools/lock-releases $(LOCK_ARGS)
+
+RELEASE ?= cpu-0.5.23
+wheelhouse: setup ## Fetch and check the wheels of RELEASE, for hosts without network; WHEELHOUSE_ARGS=--verify hashes all
+	$(BIN)/python tools/wheelhouse $(RELEASE) $(WHEELHOUSE_ARGS)
 
 clean: ## Remove .venv, collections, caches and reports
 	rm -rf .venv .ansible .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis reports

@@ -4,6 +4,7 @@ import hashlib
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
@@ -179,15 +180,18 @@ def test_the_committed_shim_is_the_locked_one():
 )
 def test_every_wheel_exists_in_the_index(folder, environment, python, path, tmp_path):
     """With that very hash, without a download: uv compares with what the index publishes."""
+    described = spec(folder)
+    tool = runpy.run_path(str(ROOT / "tools/lock-releases"))
+    environ = {**os.environ, **tool["uv_settings"](), "UV_INDEX": ""}
+    for project in described.local_packages.get(environment, []):
+        file, data = wheel.build(str(ROOT / project))
+        (tmp_path / file).write_bytes(data)
+        environ["UV_FIND_LINKS"] = f"{tmp_path},{environ.get('UV_FIND_LINKS', '')}".rstrip(",")
+    if described.torch_index and not tool["held_locally"](folder / f"{environment}.in", environ):
+        environ.update(UV_INDEX=described.torch_index, UV_INDEX_STRATEGY="unsafe-best-match")
     command = [sys.executable, ROOT / "tools/uv", "pip", "install", "--dry-run", "--no-deps", "--no-build"]
-    command += ["--require-hashes", "--target", tmp_path, "--python-version", python]
-    command += ["--python-platform", spec(folder).platform, "--requirement", path]
-    if spec(folder).local_packages:
-        for project in spec(folder).local_packages.get(environment, []):
-            file, data = wheel.build(str(ROOT / project))
-            (tmp_path / file).write_bytes(data)
-        command += ["--find-links", tmp_path]
-    environ = {**os.environ, "UV_INDEX": ""}
+    command += ["--require-hashes", "--target", tmp_path / "nothing", "--python-version", python]
+    command += ["--python-platform", described.platform, "--requirement", path]
     done = subprocess.run(command, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr
     assert f"Would install {len(release.parse_lock(path.read_text()))} packages" in done.stderr
