@@ -28,6 +28,11 @@ options:
       - C(engine) is installed as C(venv), any other environment under its own name.
     type: dict
     required: true
+  environments:
+    description: The environments of O(locks) that this host needs; all of them, where empty.
+    type: list
+    elements: str
+    default: []
   imports:
     description: Modules to import as the proof of an installation, by environment.
     type: dict
@@ -107,6 +112,11 @@ wheelhouse:
   description: The folder on the host that the release is installed from.
   returned: always
   type: str
+wheels:
+  description: The wheels of the wheelhouse that this host needs, beside the one of uv.
+  returned: always
+  type: list
+  elements: str
 found:
   description: What was there before (absent, unfinished, damaged or intact).
   returned: always
@@ -139,6 +149,7 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str", "required": True},
             "locks": {"type": "dict", "required": True},
+            "environments": {"type": "list", "elements": "str", "default": []},
             "imports": {"type": "dict", "default": {}},
             "imports_gpu": {"type": "dict", "default": {}},
             "import_environment": {"type": "dict", "default": {}},
@@ -170,6 +181,7 @@ def main() -> None:
         path=seen.path,
         python=seen.python,
         wheelhouse=seen.wheelhouse,
+        wheels=sorted({pin.file for pins in request.pins(seen.python).values() for pin in pins}),
         found=seen.state,
         steps=codec.dump(steps),
         rebuilt=any(step.action in ("build", "repair") for step in steps),
@@ -191,6 +203,7 @@ def read(params):  # type: ignore[no-untyped-def]
     return venv.Request(
         name=params["name"],
         locks=locks,
+        environments=params["environments"],
         imports=imports,
         root=params["root"],
         wheelhouse=params["wheelhouse"] or "",

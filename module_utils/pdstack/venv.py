@@ -50,6 +50,12 @@ class Request:
     activate: bool = True
     keep: int = 2
     wanted: bool = True  # False: take the release away
+    environments: Sequence[str] = ()  # those that this host needs; () is all of them
+
+    def pins(self, python: str) -> Dict[str, List[Pin]]:
+        """Return the pins that this host needs, by environment. The release's id follows from all of them."""
+        locks = self.locks[python]
+        return {name: pins for name, pins in locks.items() if not self.environments or name in self.environments}
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,8 @@ class Step:
 def observe(request: Request, host: Host) -> Observation:
     """Look at the host without changing it and without starting a process. Raises ReleaseRefused."""
     python, interpreter = _choose_python(request, host)
-    pins = request.locks[python]
-    identity = release.release_id(request.name, python, pins)
+    pins = request.pins(python)
+    identity = release.release_id(request.name, python, request.locks[python])
     path = os.path.join(request.root, "releases", identity)
     manifest = release.read_manifest(path)
     drift: Dict[str, Drift] = {}
@@ -163,7 +169,7 @@ def plan(seen: Observation, request: Request) -> List[Step]:
 def diff(seen: Observation, request: Request) -> Tuple[str, str]:
     """Return the host's packages before and after, one line each, as ``--diff`` shows them."""
     before, after = [], []
-    for environment, pins in sorted(request.locks[seen.python].items()):
+    for environment, pins in sorted(request.pins(seen.python).items()):
         before += [f"{environment}: {name} {version}" for name, version in sorted(seen.installed[environment].items())]
         foreign = {release.normal_name(name) for name in request.foreign.get(environment, ())}
         kept = [(name, version) for name, version in seen.installed[environment].items() if name in foreign]
@@ -181,11 +187,12 @@ def diff(seen: Observation, request: Request) -> Tuple[str, str]:
 def check(seen: Observation, request: Request, host: Host, hashes: bool = True) -> Wheelhouse:
     """Refuse what cannot work before anything is touched; return the wheelhouse. Raises ReleaseRefused."""
     wheelhouse = release.read_wheelhouse(seen.wheelhouse)
-    pins = {pin.file: pin for items in request.locks[seen.python].values() for pin in items}
+    pins = {pin.file: pin for items in request.pins(seen.python).values() for pin in items}
     problems = release.match_locks(wheelhouse, pins.values())
     problems += _check_system(wheelhouse, host)
     if not problems:
-        problems += release.check_wheels(seen.wheelhouse, wheelhouse.wheels, hashes)
+        needed = [wheel for wheel in wheelhouse.wheels if wheel.file in pins or wheel.file == wheelhouse.uv]
+        problems += release.check_wheels(seen.wheelhouse, needed, hashes)
     problems += _check_interpreter(seen, host)
     problems += _check_space(request, wheelhouse, seen, host)
     if problems:
@@ -356,7 +363,7 @@ def _check_interpreter(seen: Observation, host: Host) -> List[Refusal]:
 
 def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, host: Host) -> List[Refusal]:
     unpacked = {wheel.file: wheel.unpacked for wheel in wheelhouse.wheels}
-    needed = sum(unpacked.get(pin.file, 0) for pins in request.locks[seen.python].values() for pin in pins)
+    needed = sum(unpacked.get(pin.file, 0) for pins in request.pins(seen.python).values() for pin in pins)
     needed = int((needed + unpacked.get(wheelhouse.uv, 0)) * SPACE_FACTOR)
     free = host.free(request.root)
     if free >= needed:
@@ -376,7 +383,7 @@ def _build(request: Request, seen: Observation, wheelhouse: Wheelhouse, host: Ho
     staging = os.path.join(request.root, "releases", f".{seen.id}.{os.getpid()}.partial")
     source = venv_build.Source(seen.wheelhouse, wheelhouse.uv, seen.python, seen.interpreter)
     environments, seconds = venv_build.build(
-        staging, source, request.locks[seen.python], request.imports, request.environment, host.runner
+        staging, source, request.pins(seen.python), request.imports, request.environment, host.runner
     )
     manifest = Manifest(
         release=request.name,

@@ -249,6 +249,17 @@ def test_installing_beside_leaves_current_alone(installed):
     assert venv.linked(str(fake.root), "current") == first
 
 
+def test_a_host_that_only_routes_gets_the_router_alone(fake):
+    for pin in fake.pins["engine"]:
+        (fake.wheelhouse / pin.file).unlink()
+    fake.apply(environments=["router"])
+    assert not (fake.root / "current/venv").exists()
+    assert runner.run([str(fake.root / "current/router/bin/python"), "-c", "import gamma"]).rc == 0
+    assert fake.observe(environments=["router"]).state == "intact"
+    assert fake.observe().id == fake.observe(environments=["router"]).id
+    assert fake.observe().state == "damaged"  # once it is to serve as well
+
+
 def test_absent_takes_everything_of_the_release(installed):
     fake = installed
     assert actions(fake.apply(wanted=False)) == ["remove", "remove"]
