@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import time
 import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.pdstack import codec
 from ansible.module_utils.pdstack.checkpoint import listing as listings
@@ -18,6 +20,7 @@ from ansible.module_utils.pdstack.checkpoint.agent import Outcome
 from ansible.module_utils.pdstack.checkpoint.errors import CheckpointError, SourceError
 from ansible.module_utils.pdstack.checkpoint.progress import Status
 from ansible.module_utils.pdstack.checkpoint.reconcile import report
+from ansible.module_utils.pdstack.checkpoint.service import secret_path
 from ansible.module_utils.pdstack.checkpoint.sources import DirSource
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
@@ -36,6 +39,8 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         args = dict(self._task.args)
+        host = str((task_vars or {}).get("inventory_hostname", ""))
+        args.setdefault("peer_name", host)
         sources = args.get("sources", ["hub"])
         folder = controller_folder(sources)
         if args.get("state", "present") != "present":
@@ -66,15 +71,30 @@ class ActionModule(ActionBase):
         return found
 
     def _fetch(self, args: dict[str, Any], task_vars: dict[str, Any] | None) -> dict[str, Any]:
+        if len(args.get("peers") or {}) > 1 and args.get("run") == "unit" and not self._task.check_mode:
+            planned = self._module(args, task_vars, check=True)
+            if planned.get("failed"):
+                return planned
+            if planned.get("changed"):
+                self._share_secret(args)
         started = self._module({**args, "wait": False}, task_vars)
         if started.get("failed") or "outcome_file" not in started:
             return started
-        outcome = self._wait(started, str((task_vars or {}).get("inventory_hostname", "")))
+        outcome = self._wait(started, str(args["peer_name"]))
         if outcome.result is None:
             parts = [outcome.found, f"needed: {outcome.needed}", f"do: {outcome.remedy}"]
             words = "; ".join(part for part in parts if not part.endswith(": "))
             return {"failed": True, "msg": words, "code": outcome.code, "unit": started["unit"]}
         return {**started, **report(outcome.result), "changed": True}
+
+    def _share_secret(self, args: dict[str, Any]) -> None:
+        """Put the run's secret on the host: by standard input, so that no argument or temporary file has it."""
+        path = secret_path(listings.directory_name(str(args["repo"]), str(args["revision"])))
+        folder, target = shlex.quote(os.path.dirname(path)), shlex.quote(path)
+        command = f"umask 077 && mkdir -p {folder} && cat > {target}"
+        done = self._low_level_execute_command(command, in_data=run_secret())
+        if done["rc"] != 0:
+            raise AnsibleActionFail(f"cannot write {path}: {done['stderr'].strip()}")
 
     def _wait(self, started: dict[str, Any], host: str) -> Outcome:
         """Show the status file until the outcome is there. Losing the connection does not stop the unit."""
@@ -133,6 +153,20 @@ class ActionModule(ActionBase):
                 carried.append(remote)
         self._fixup_perms2([target, *carried])
         return str(target)
+
+
+def run_secret() -> bytes:
+    """Return this run's secret, the same for all hosts: it lies in ansible's own temporary folder of the run."""
+    path = os.path.join(constants.DEFAULT_LOCAL_TMP, "pdstack-peer-secret")
+    fresh = f"{path}.{os.getpid()}"
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w", encoding="ascii") as stream:
+        stream.write(secrets.token_hex(32))
+    with contextlib.suppress(FileExistsError):
+        os.link(fresh, path)  # the first of the hosts' processes makes it, whole
+    os.unlink(fresh)
+    with open(path, "rb") as found:
+        return found.read()
 
 
 def source_folder(source: str) -> str | None:

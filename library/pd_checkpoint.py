@@ -105,6 +105,20 @@ options:
     type: str
     choices: [inline, unit]
     default: inline
+  peers:
+    description:
+      - Hosts of this run, name to address, this one among them. With two or more and O(run=unit), each takes its share
+        from the sources and the rest from the others, over HTTP on its own address, only while the run lasts.
+      - The action plugin gives all hosts of one run a secret of their own.
+    type: dict
+    default: {}
+  peer_name:
+    description: This host's name in O(peers). The action plugin sets it.
+    type: str
+  peer_port:
+    description: TCP port for the exchange between hosts.
+    type: int
+    default: 28999
   wait:
     description:
       - With O(run=unit), whether to wait for the end. The action plugin waits in its place and shows the progress.
@@ -217,22 +231,23 @@ seconds:
   type: float
 code:
   description:
-    - Kind of the failure (bad-input, no-listing, no-space, disk, locked, fetch-failed, not-sane, not-verified, no-systemd,
-      interrupted).
+    - Kind of the failure (bad-input, no-listing, no-space, disk, locked, fetch-failed, not-sane, not-verified,
+      no-systemd, interrupted).
   returned: failure
   type: str
 """
 
 import sys
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible.module_utils.pdstack.checkpoint.agent import Outcome
 from ansible.module_utils.pdstack.checkpoint.errors import CheckpointError
+from ansible.module_utils.pdstack.checkpoint.peers import FanOut
 from ansible.module_utils.pdstack.checkpoint.reconcile import Reconciler, Request, report
-from ansible.module_utils.pdstack.checkpoint.service import Service, outcome_path, unit_name
+from ansible.module_utils.pdstack.checkpoint.service import Service, outcome_path, secret_path, unit_name
 
 SPEC: Dict[str, Any] = {
     "repo": {"type": "str", "required": True},
@@ -254,6 +269,9 @@ SPEC: Dict[str, Any] = {
     "min_rate": {"type": "int", "default": 65536},
     "stall": {"type": "float", "default": 30.0},
     "run": {"type": "str", "choices": ["inline", "unit"], "default": "inline"},
+    "peers": {"type": "dict", "default": {}},
+    "peer_name": {"type": "str"},
+    "peer_port": {"type": "int", "default": 28999},
     "wait": {"type": "bool", "default": True},
 }
 
@@ -285,6 +303,20 @@ def request_of(params: Dict[str, Any]) -> Request:
     )
 
 
+def fan_out_of(params: Dict[str, Any], name: str) -> Optional[FanOut]:
+    """Return the fan-out of the parameters, None for a host by itself. Raises CheckpointError."""
+    addresses = {str(host): str(address) for host, address in params["peers"].items()}
+    if len(addresses) < 2:
+        return None
+    if params["peer_name"] not in addresses:
+        raise CheckpointError("bad-input", f"peer_name {params['peer_name']!r}", f"one of {', '.join(addresses)}")
+    if len(set(addresses.values())) != len(addresses):
+        raise CheckpointError("bad-input", "two peers with one address", "an address of its own for every host")
+    names = sorted(addresses)
+    own = names.index(params["peer_name"])
+    return FanOut(own, names, [addresses[host] for host in names], params["peer_port"], secret_path(name))
+
+
 def run_inline(params: Dict[str, Any], request: Request, check: bool) -> Dict[str, Any]:
     """Do what the parameters ask for here and now. Raises CheckpointError."""
     reconciler = Reconciler(request)
@@ -314,7 +346,7 @@ def run_unit(params: Dict[str, Any], request: Request, check: bool, service: Ser
     files = service.install(request.root)
     if intact is not None:
         return {**report(intact), "service_files": files, "changed": bool(files)}
-    service.start(request, name)
+    service.start(request, name, fan_out_of(params, name))
     values = {
         "changed": True,
         "unit": unit_name(name),

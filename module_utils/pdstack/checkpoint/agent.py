@@ -11,17 +11,20 @@ import json
 import os
 import sys
 import time
+import traceback
 from typing import Any, Dict, List, Optional
 
 from .. import codec
 from . import scrub
 from .errors import CheckpointError
+from .peers import FanOut, Swarm, read_secret
 from .progress import write_json
-from .reconcile import Reconciler, Request, Result
+from .reconcile import Reconciler, Request, Result, World
 from .store import Store, load_manifest
 
 STATE_DIR = "/var/lib/pdstack/checkpoint"
 TOKEN_CREDENTIAL = "hub-token"
+SECRET_CREDENTIAL = "peer-secret"
 FAILED = 1  # a typed failure: it is written to the result, starting again at once would not help
 
 
@@ -30,6 +33,7 @@ class Job:
     """A request that outlives the connection which made it."""
 
     request: Request
+    fan_out: Optional[FanOut] = None
 
 
 @dataclasses.dataclass
@@ -59,23 +63,38 @@ def load_json(path: str) -> Any:
 
 def run_job(name: str, state_dir: str, credentials: Optional[str]) -> int:
     """Finish the job ``name``. It is forgotten when it ended, well or not; a kill leaves it for the next start."""
-    path = job_path(state_dir, name)
-    job = codec.load(Job, load_json(path))
-    request = job.request
-    token = os.path.join(credentials, TOKEN_CREDENTIAL) if credentials else ""
-    if os.path.isfile(token):
-        request = dataclasses.replace(request, token_file=token)
+    job = codec.load(Job, load_json(job_path(state_dir, name)))
+    request, fan_out = job.request, job.fan_out
+    given = {found: os.path.join(credentials or "", found) for found in (TOKEN_CREDENTIAL, SECRET_CREDENTIAL)}
+    if credentials and os.path.isfile(given[TOKEN_CREDENTIAL]):
+        request = dataclasses.replace(request, token_file=given[TOKEN_CREDENTIAL])
+    if fan_out is None:
+        return _finish(name, state_dir, request, World())
     try:
-        outcome = Outcome(time.time(), Reconciler(request).present())
+        secret = read_secret(given[SECRET_CREDENTIAL] if credentials else fan_out.secret_file)
+        swarm = Swarm(fan_out, secret, time)
+    except (OSError, ValueError) as error:  # the fan-out saves time; without it the origin still has everything
+        print(f"{name}: no exchange with other hosts: {error}", file=sys.stderr)
+        return _finish(name, state_dir, request, World())
+    with swarm:
+        status = _finish(name, state_dir, request, World(swarm=swarm))
+        if status == 0:
+            swarm.finish()
+            swarm.linger()
+    return status
+
+
+def _finish(name: str, state_dir: str, request: Request, world: World) -> int:
+    try:
+        outcome = Outcome(time.time(), Reconciler(request, world).present())
     except CheckpointError as error:
         outcome = Outcome(time.time(), None, error.code, error.found, error.needed, error.remedy)
         print(f"{name}: {error}", file=sys.stderr)
     except Exception as error:  # a job that is forgotten without an outcome would leave its operator waiting
-        write_outcome(state_dir, name, Outcome(time.time(), None, "error", f"{type(error).__name__}: {error}"))
-        os.unlink(path)
-        raise
+        outcome = Outcome(time.time(), None, "error", f"{type(error).__name__}: {error}")
+        traceback.print_exc()
     write_outcome(state_dir, name, outcome)
-    os.unlink(path)
+    os.unlink(job_path(state_dir, name))
     return FAILED if outcome.result is None else 0
 
 

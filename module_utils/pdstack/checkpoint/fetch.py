@@ -10,7 +10,7 @@ import errno
 import os
 import random
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Protocol, Sequence, Set
 
@@ -20,6 +20,7 @@ from .manifest import CHUNK, Digests, hash_prefix
 from .progress import Progress
 from .sources import Source
 
+IDLE = 0.05  # seconds between looks for work where all of it is under way or not yet there
 WRITEBACK = 16 << 20  # bytes
 FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
@@ -49,6 +50,77 @@ class FetchOptions:
     corrupt_per_source: int = 4  # wrong digests in all before a source is dropped for the run
 
 
+class Flight:
+    """A file on its way from the origin, for those who want to read along.
+
+    ``have`` bytes lie in ``path``. They are not proven yet, and a restart takes them back.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._have = 0
+        self._open = True
+        self._changed = threading.Condition()
+
+    def move(self, have: int) -> None:
+        with self._changed:
+            if have < self._have:
+                self._open = False  # began again: what was read along is void
+            self._have = have
+            self._changed.notify_all()
+
+    def land(self) -> None:
+        """End well or badly; the readers get what there is."""
+        with self._changed:
+            self._open = False
+            self._changed.notify_all()
+
+    def wait_for(self, position: int, timeout: float = 30.0) -> int:
+        """Return how many bytes there are once there are more than ``position``; no more, where it ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._have > position or not self._open, timeout)
+            return self._have
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A file, the names of the sources to ask for it, and how often (None: as often as the options say)."""
+
+    file: RepoFile
+    sources: List[str]
+    from_origin: bool = True
+    attempts: Optional[int] = None
+
+
+class Scheduler(Protocol):
+    """Decides what comes next; all methods are called under one lock but ``take_off`` and ``land``."""
+
+    def next(self, waiting: Sequence[RepoFile], usable: Set[str], flying: Dict[str, str]) -> Optional[Pick]: ...
+
+    def failed(self, pick: Pick) -> bool: ...
+
+    def take_off(self, key: str, flight: Flight) -> None: ...
+
+    def land(self, key: str) -> None: ...
+
+
+class InOrder:
+    """The scheduler of a host by itself: every source may have every file, a failure is final."""
+
+    def next(self, waiting: Sequence[RepoFile], usable: Set[str], flying: Dict[str, str]) -> Optional[Pick]:
+        return Pick(waiting[0], sorted(usable))
+
+    def failed(self, pick: Pick) -> bool:
+        return False
+
+    def take_off(self, key: str, flight: Flight) -> None:
+        pass
+
+    def land(self, key: str) -> None:
+        pass
+
+
 @dataclass
 class SourceState:
     """What this run has learnt about a source."""
@@ -65,6 +137,9 @@ class _Attempt:
     file: RepoFile
     fd: int
     digests: Digests
+    flight: Flight
+    allowed: Set[str]
+    attempts: int
     have: int = 0
     failures: int = 0
     corrupt: Dict[str, int] = field(default_factory=dict)
@@ -95,6 +170,7 @@ class Fetcher:
         clock: Clock,
         rng: Callable[[], float] = random.random,
         write: Callable[[int, memoryview, int], int] = os.pwrite,
+        scheduler: Optional[Scheduler] = None,
     ) -> None:
         self.states = [SourceState(source) for source in sources]
         self._partials = partials
@@ -103,6 +179,8 @@ class Fetcher:
         self._clock = clock
         self._rng = rng
         self._write = write
+        self._scheduler: Scheduler = scheduler or InOrder()
+        self._flying: Dict[str, str] = {}  # key to the first source that is asked
         self._stop = threading.Event()
         self._lock = threading.Lock()
 
@@ -111,53 +189,85 @@ class Fetcher:
 
         Raises CheckpointError after the files in flight have ended; what arrived stays.
         """
-        if not files:
-            return
+        waiting = sorted(files, key=lambda item: (-item.size, item.path))
         failures: List[BaseException] = []
-        ordered = sorted(files, key=lambda item: (-item.size, item.path))
-        with ThreadPoolExecutor(max(1, min(self._options.workers, len(ordered)))) as pool:
-            pending: Set[Future[None]] = {pool.submit(self._one, item, place) for item in ordered}
+
+        def work() -> None:
+            while True:
+                with self._lock:
+                    if self._stop.is_set() or not (waiting or self._flying):
+                        return
+                    pick = self._pick(waiting)
+                if pick is None:
+                    self._clock.sleep(IDLE)
+                    continue
+                try:
+                    self._one(pick, place)
+                except _Stopped:
+                    return
+                except BaseException as error:
+                    with self._lock:
+                        no_bytes = isinstance(error, CheckpointError) and error.code == "fetch-failed"
+                        if no_bytes and self._scheduler.failed(pick):
+                            waiting.append(pick.file)
+                            continue
+                        failures.append(error)
+                        self._stop.set()  # those in flight give up at their next read, their partials stay
+                    return
+                finally:
+                    with self._lock:
+                        self._flying.pop(pick.file.key, None)
+
+        count = max(1, min(self._options.workers, len(waiting)))
+        with ThreadPoolExecutor(count) as pool:
             try:
-                while pending:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        error = None if future.cancelled() else future.exception()
-                        if error is not None:
-                            failures.append(error)
-                            self._stop.set()  # those in flight give up at their next read, partials stay
-                            for other in pending:
-                                other.cancel()
+                for future in [pool.submit(work) for _ in range(count)]:
+                    future.result()
             except BaseException:
                 self._stop.set()
-                for other in pending:
-                    other.cancel()
                 raise
-        real = [error for error in failures if not isinstance(error, _Stopped)]
-        if real:
-            raise real[0]
+        if failures:
+            raise failures[0]
 
-    def _one(self, file: RepoFile, place: Place) -> None:
-        if self._stop.is_set():
-            raise _Stopped()
+    def _pick(self, waiting: List[RepoFile]) -> Optional[Pick]:
+        """Take the next file off the list; None where there is none or where it is better to wait."""
+        if not waiting:
+            return None
+        usable = {state.source.name for state in self.states if not state.dropped}
+        pick = self._scheduler.next(waiting, usable, self._flying)
+        if pick is not None:
+            waiting.remove(pick.file)
+            self._flying[pick.file.key] = pick.sources[0] if pick.sources else ""
+        return pick
+
+    def _one(self, pick: Pick, place: Place) -> None:
+        file = pick.file
         path = os.path.join(self._partials, file.key)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise CheckpointError("no-space", f"{path}: {error.strerror}", "a writable directory") from None
+            raise disk_error(error, path) from None
+        flight = Flight(path, file.size)
         try:
-            digests = self._complete(file, fd)
+            if pick.from_origin:
+                self._scheduler.take_off(file.key, flight)
+            digests = self._complete(pick, fd, flight)
             os.fchmod(fd, 0o644)
             os.fsync(fd)
+            place(file, path, digests.sha256)
         except OSError as error:
             raise disk_error(error, path) from None
         finally:
+            self._scheduler.land(file.key)
+            flight.land()
             os.close(fd)
-        place(file, path, digests.sha256)
         self._progress.file_done()
 
-    def _complete(self, file: RepoFile, fd: int) -> Digests:
-        """Return the matching digests once ``fd`` holds all bytes of ``file``."""
-        attempt = _Attempt(file, fd, Digests(file))
+    def _complete(self, pick: Pick, fd: int, flight: Flight) -> Digests:
+        """Return the matching digests once ``fd`` holds all bytes of the file."""
+        file = pick.file
+        tries = self._options.attempts if pick.attempts is None else pick.attempts
+        attempt = _Attempt(file, fd, Digests(file), flight, set(pick.sources), tries)
         size = os.fstat(fd).st_size
         if size > file.size:
             os.ftruncate(fd, 0)
@@ -165,6 +275,7 @@ class Fetcher:
             attempt.have = hash_prefix(fd, size, attempt.digests)
             attempt.contributors.add(None)
             self._progress.resume(attempt.have)
+            flight.move(attempt.have)
         turn = 0
         while True:
             if attempt.have == file.size:
@@ -173,8 +284,8 @@ class Fetcher:
                 self._wrong_digest(attempt)
             if self._stop.is_set():
                 raise _Stopped()
-            usable = [s for s in self.states if not s.dropped and s.source.name not in attempt.excluded]
-            if not usable or attempt.failures >= self._options.attempts:
+            usable = [state for state in self.states if self._may_ask(state, attempt)]
+            if not usable or attempt.failures >= attempt.attempts:
                 raise self._given_up(attempt)
             state = usable[turn % len(usable)]
             before = attempt.have
@@ -187,6 +298,10 @@ class Fetcher:
                     turn += 1
                     if turn % len(usable) == 0:
                         self._pause(attempt.failures, error.retry_after)
+
+    def _may_ask(self, state: SourceState, attempt: _Attempt) -> bool:
+        name = state.source.name
+        return not state.dropped and name in attempt.allowed and name not in attempt.excluded
 
     def _pull(self, source: Source, attempt: _Attempt) -> None:
         """Append bytes from ``source`` until the file is complete. Raises SourceError."""
@@ -210,7 +325,8 @@ class Fetcher:
                     attempt.digests.update(data)
                     self._write_all(attempt.fd, data, attempt.have)
                     attempt.have += len(data)
-                    attempt.contributors.add(source.name)
+                    attempt.contributors.add(source.name if stream.proven else None)
+                    attempt.flight.move(attempt.have)
                     self._progress.add(len(data), source.name)
                 now = self._clock.monotonic()
                 if now - since >= options.stall:
@@ -255,6 +371,7 @@ class Fetcher:
         os.ftruncate(attempt.fd, 0)
         attempt.have, attempt.digests = 0, Digests(attempt.file)
         attempt.contributors = set()
+        attempt.flight.move(0)
 
     def _judge(self, state: SourceState, attempt: _Attempt, error: SourceError) -> bool:
         """Exclude or drop the source where asking again is useless; True where a later attempt may succeed."""
@@ -281,7 +398,9 @@ class Fetcher:
             self._clock.sleep(min(1.0, left))
 
     def _given_up(self, attempt: _Attempt) -> CheckpointError:
-        dropped = [f"{s.source.name}: {s.dropped}" for s in self.states if s.dropped]
+        dropped = [
+            f"{s.source.name}: {s.dropped}" for s in self.states if s.dropped and s.source.name in attempt.allowed
+        ]
         for text in dropped:
             attempt.note(text)
         said = "; ".join(attempt.errors[-4:]) or "there is no source"

@@ -20,6 +20,7 @@ from .errors import BUSY, TRANSIENT, CheckpointError, SourceError
 from .fetch import Clock, Fetcher, FetchOptions, disk_error
 from .listing import Listing, RepoFile
 from .manifest import Entry, Manifest
+from .peers import Swarm
 from .progress import Progress
 from .sources import HUB_ENDPOINT, DirSource, HttpSource, HubSource, Source
 from .store import (
@@ -119,6 +120,7 @@ class World:
     clock: Clock = field(default_factory=lambda: time)  # the module has the three functions
     rng: Callable[[], float] = random.random
     write: Callable[[int, memoryview, int], int] = os.pwrite
+    swarm: Optional[Swarm] = None
 
 
 class Reconciler:
@@ -334,6 +336,7 @@ class Reconciler:
         bad += [step.file for step in plan.of(plans.HASH) if step.file.path not in hashed]
         entries = dict(current.files)
         todo = self._link(base, bad, entries)
+        self._offer(selected, entries)
         self._describe(selected, plan, hashed)
         self._set_aside(base, plan.strays)
         self._fetch(base, listing, todo, entries)
@@ -354,6 +357,18 @@ class Reconciler:
         self._result.changed = not published or bool(bad or self._result.quarantined)
         self._finish(selected, plan, started, entries)
 
+    def _offer(self, selected: Listing, entries: Dict[str, Entry]) -> None:
+        """Let the other hosts of a run have what is proven here; it may be published while they read."""
+        swarm = self._world.swarm
+        if swarm is None:
+            return
+        swarm.share(selected.files)
+        for file in selected.files:
+            if file.path in entries:
+                swarm.offer(
+                    file.key, [os.path.join(base, file.path) for base in (self.store.final, self.store.staging)]
+                )
+
     def _fetch(self, base: str, listing: Listing, todo: List[RepoFile], entries: Dict[str, Entry]) -> None:
         groups: Dict[str, List[RepoFile]] = {}
         for file in todo:
@@ -361,18 +376,21 @@ class Reconciler:
         first = [group[0] for group in groups.values()]
         self._preflight(self._to_fetch(first))
         self._progress.enter("fetching", len(first), sum(file.size for file in first))
-        request = self._request
+        request, swarm = self._request, self._world.swarm
+        workers = request.workers if swarm is None else swarm.workers(request.workers)
         options = FetchOptions(
-            workers=request.workers, attempts=request.attempts, min_rate=request.min_rate, stall=request.stall
+            workers=workers, attempts=request.attempts, min_rate=request.min_rate, stall=request.stall
         )
+        sources = self._open_sources() if first else []
         fetcher = Fetcher(
-            self._open_sources() if first else [],
+            sources if swarm is None else [*sources, *swarm.peers],
             self.store.partials,
             options,
             self._progress,
             self._world.clock,
             self._world.rng,
             self._world.write,
+            swarm,
         )
 
         def place(file: RepoFile, partial: str, sha256: str) -> None:
@@ -390,6 +408,7 @@ class Reconciler:
                     entries[twin.path] = manifests.entry_of(stat, sha256, now)
                     self._result.fetched.append(twin.path)
                 save_manifest(self.store.work, base, Manifest(listing, entries))
+            self._offer(Listing(listing.repo, listing.commit, groups[file.key]), entries)
 
         try:
             fetcher.fetch_all(first, place)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Tuple
 
 from .. import codec
-from .agent import STATE_DIR, TOKEN_CREDENTIAL, Job, Outcome, job_path, load_json, outcome_path
+from .agent import SECRET_CREDENTIAL, STATE_DIR, TOKEN_CREDENTIAL, Job, Outcome, job_path, load_json, outcome_path
 from .errors import CheckpointError
+from .peers import FanOut
 from .progress import write_json
 from .reconcile import Request
 from .store import Store
@@ -33,6 +34,7 @@ MODULES = (
     "checkpoint.fetch",
     "checkpoint.listing",
     "checkpoint.manifest",
+    "checkpoint.peers",
     "checkpoint.plan",
     "checkpoint.progress",
     "checkpoint.reconcile",
@@ -122,6 +124,11 @@ def unit_name(name: str) -> str:
     return f"pd-checkpoint@{name}.service"
 
 
+def secret_path(name: str) -> str:
+    """Where the run's secret of the fan-out lies, for root alone."""
+    return f"{STATE_DIR}/secrets/{name}"
+
+
 def pack_agent(package: str = "") -> bytes:
     """Return the agent: this package as one file that Python runs, the same bytes everywhere.
 
@@ -192,7 +199,7 @@ class Service:
         _, output = self.run(["systemctl", "is-active", unit_name(name)])
         return output.strip() in ("active", "activating", "reloading")
 
-    def start(self, request: Request, name: str) -> bool:
+    def start(self, request: Request, name: str, fan_out: Optional[FanOut] = None) -> bool:
         """Write the job and start its unit without waiting; False where it is under way already."""
         path = job_path(self.state_dir, name)
         if self.active(name):
@@ -205,8 +212,8 @@ class Service:
             os.makedirs(folder, mode=0o755, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(outcome_path(self.state_dir, name))
-        self._credentials(name, request.token_file)
-        write_json(path, codec.dump(Job(request)))
+        self._credentials(name, request.token_file, fan_out.secret_file if fan_out else None)
+        write_json(path, codec.dump(Job(request, fan_out)))
         self._systemctl("daemon-reload")
         self._systemctl("enable", unit_name(name))
         self.run(["systemctl", "reset-failed", unit_name(name)])
@@ -231,7 +238,7 @@ class Service:
     def remove(self, name: str, root: str) -> List[str]:
         """Take away what belongs to this checkpoint, and the units once no checkpoint is left; return the paths."""
         unit = unit_name(name)
-        ours = [job_path(STATE_DIR, name), outcome_path(STATE_DIR, name), self._drop_in(name)]
+        ours = [job_path(STATE_DIR, name), outcome_path(STATE_DIR, name), self._drop_in(name), secret_path(name)]
         ours.append(f"{UNITS}/multi-user.target.wants/{unit}")
         gone = [path for path in ours if os.path.lexists(self.prefix + path)]
         if gone:
@@ -256,7 +263,13 @@ class Service:
         gone = [path for path in (*self._files(), f"{STATE_DIR}/roots.json") if os.path.lexists(self.prefix + path)]
         for path in gone:
             os.unlink(self.prefix + path)
-        folders = (f"{STATE_DIR}/jobs", f"{STATE_DIR}/results", STATE_DIR, os.path.dirname(AGENT))
+        folders = (
+            f"{STATE_DIR}/jobs",
+            f"{STATE_DIR}/results",
+            f"{STATE_DIR}/secrets",
+            STATE_DIR,
+            os.path.dirname(AGENT),
+        )
         for folder in folders:
             with contextlib.suppress(OSError):
                 os.rmdir(self.prefix + folder)
@@ -271,14 +284,15 @@ class Service:
     def _drop_in(self, name: str) -> str:
         return f"{UNITS}/{unit_name(name)}.d/credentials.conf"
 
-    def _credentials(self, name: str, token_file: Optional[str]) -> None:
+    def _credentials(self, name: str, token_file: Optional[str], secret_file: Optional[str]) -> None:
         path = self.prefix + self._drop_in(name)
-        if token_file is None:
+        given = {TOKEN_CREDENTIAL: token_file, SECRET_CREDENTIAL: secret_file}
+        loads = [f"LoadCredential={key}:{value}" for key, value in given.items() if value]
+        if not loads:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             return
-        lines = ["# The hub's token, readable by this unit alone.", "[Service]"]
-        lines.append(f"LoadCredential={TOKEN_CREDENTIAL}:{token_file}")
+        lines = ["# Secrets that this unit alone may read.", "[Service]", *loads]
         _write(path, "".join(f"{line}\n" for line in lines).encode())
 
     def _systemctl(self, *arguments: str) -> None:

@@ -20,10 +20,14 @@ MAX_PAGES = 200
 
 @dataclass
 class Stream:
-    """``offset``: the file's byte that the body starts with (0 where a server ignored Range)."""
+    """``offset``: the file's byte that the body starts with (0 where a server ignored Range).
+
+    ``proven``: the source has hashed the whole file; one that passes bytes on as they arrive has not.
+    """
 
     offset: int
     body: Body
+    proven: bool = True
 
 
 class Source(Protocol):
@@ -203,7 +207,7 @@ def ranged(
     if problem:
         response.body.close()
         raise SourceError(WRONG, f"{shown(url)}: {problem}")
-    return Stream(start, response.body)
+    return Stream(start, response.body, response.headers.get("x-pdstack-proven") != "0")
 
 
 def _unfit(response: Response, file: RepoFile, commit: str) -> str:

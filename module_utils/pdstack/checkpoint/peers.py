@@ -1,0 +1,349 @@
+"""One external download for many hosts: each takes its share from the origin and the rest from the others.
+
+Host i owns the files i, i + N, i + 2N, ... of the listing. It fetches those from the origin and passes their bytes on
+while they arrive, so that every link is busy from the first second and the origin sends each byte about once. All bytes
+are hashed by whoever receives them: a peer that lies or dies is dropped, and what it owned goes to the next host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import socketserver
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, cast
+
+from .errors import SourceError
+from .fetch import Clock, Flight, Pick
+from .listing import Listing, RepoFile
+from .sources import Stream, ranged
+from .transport import HttpTransport, Transport, get_json
+
+GRACE = 15.0  # seconds that a host may take to start before its share goes to the others
+POLL = 0.5  # seconds between looks at each peer
+DEAD = 4  # looks without an answer after which a peer counts as gone
+PEER_ATTEMPTS = 2  # attempts at one peer before the file is put back
+GIVE_UP = 3  # failures of peers with one file before it is taken from the origin
+BANNED = 3  # failures of one peer before it is asked for nothing more
+PROVEN = "X-Pdstack-Proven"
+SCHEME = "Pdstack"
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """The hosts of one run. ``addresses`` in the same order on every host; this one is ``index``.
+
+    ``secret_file`` holds what all of them share for this run.
+    """
+
+    index: int
+    names: List[str]
+    addresses: List[str]
+    port: int
+    secret_file: str
+
+
+def signature(secret: bytes, path: str) -> str:
+    """Return the proof that the sender of a GET for ``path`` knows the secret."""
+    return hmac.new(secret, b"GET " + path.encode(), hashlib.sha256).hexdigest()
+
+
+@dataclass
+class PeerSource:
+    """Another host of the run. It is asked by content, and one wrong answer ends the acquaintance."""
+
+    host: str
+    base: str
+    secret: bytes = field(repr=False)
+    transport: Transport
+    corrupt_limit: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"peer {self.host}"
+
+    def listing(self, repo: str, commit: str) -> Optional[Listing]:
+        return None  # a peer is not a root of trust
+
+    def open(self, file: RepoFile, offset: int) -> Stream:
+        path = f"/file/{file.key}"
+        return ranged(self.transport, self.base + path, self._headers(path), file, offset)
+
+    def status(self) -> Any:
+        """Return the peer's status document. Raises SourceError."""
+        return get_json(self.transport, f"{self.base}/status", self._headers("/status"))[0]
+
+    def _headers(self, path: str) -> Dict[str, str]:
+        return {"Authorization": f"{SCHEME} {signature(self.secret, path)}"}
+
+
+@dataclass
+class View:
+    """What is known of one peer. ``since``: monotonic seconds of its last answer, None before the first."""
+
+    have: Set[str] = field(default_factory=set)
+    flying: Set[str] = field(default_factory=set)
+    done: bool = False
+    since: Optional[float] = None
+    missed: int = 0
+
+
+class Swarm:
+    """This host's side: serves, watches the others and says which file to fetch next from where."""
+
+    def __init__(self, fan_out: FanOut, secret: bytes, clock: Clock, transport: Optional[Transport] = None) -> None:
+        self._fan_out = fan_out
+        self._secret = secret
+        self._clock = clock
+        self._started = clock.monotonic()
+        web = transport or HttpTransport(timeout=5.0, proxy="", source_address=fan_out.addresses[fan_out.index])
+        self.peers = [
+            PeerSource(name, f"http://{address}:{fan_out.port}", secret, web)
+            for number, (name, address) in enumerate(zip(fan_out.names, fan_out.addresses))
+            if number != fan_out.index
+        ]
+        self._views = {peer.name: View() for peer in self.peers}
+        self._order: Dict[str, int] = {}
+        self._failures: Dict[str, int] = {}  # by key
+        self._blame: Dict[str, int] = {}  # by peer
+        self._have: Dict[str, List[str]] = {}
+        self._flying: Dict[str, Flight] = {}
+        self._done = False
+        self._lock = threading.Lock()
+        self._server = _Server(self, fan_out.addresses[fan_out.index], fan_out.port, set(fan_out.addresses))
+        self._closing = threading.Event()
+        self.origin_workers = 1
+
+    def __enter__(self) -> Swarm:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
+        for peer in self.peers:
+            threading.Thread(target=self._watch, args=(peer,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    # -- what this host tells the others -----------------------------------------------------
+
+    def share(self, files: Sequence[RepoFile]) -> None:
+        """Say which files the run is about, the same on every host."""
+        if self._order:
+            return
+        ordered = sorted({file.key: file for file in files}.values(), key=lambda file: (-file.size, file.path))
+        self._order = {file.key: number for number, file in enumerate(ordered)}
+
+    def workers(self, wanted: int) -> int:
+        """Return how many files to have under way: each host's share, at this host and at every other."""
+        count = len(self._fan_out.names)
+        self.origin_workers = max(1, wanted // count)
+        return min(64, self.origin_workers * count + 1)
+
+    def offer(self, key: str, places: List[str]) -> None:
+        """Serve a proven file, from the first of ``places`` that exists."""
+        with self._lock:
+            self._have[key] = places
+
+    def take_off(self, key: str, flight: Flight) -> None:
+        """Pass on a file while it arrives from the origin."""
+        with self._lock:
+            self._flying[key] = flight
+
+    def land(self, key: str) -> None:
+        with self._lock:
+            self._flying.pop(key, None)
+
+    def finish(self) -> None:
+        self._done = True
+
+    def status(self) -> Dict[str, Any]:
+        with self._lock:
+            return {"have": sorted(self._have), "flying": sorted(self._flying), "done": self._done}
+
+    def find(self, key: str) -> Tuple[List[str], Optional[Flight]]:
+        with self._lock:
+            return self._have.get(key, []), self._flying.get(key)
+
+    def authorized(self, header: str, path: str) -> bool:
+        return hmac.compare_digest(header, f"{SCHEME} {signature(self._secret, path)}")
+
+    # -- what it learns of the others --------------------------------------------------------
+
+    def _watch(self, peer: PeerSource) -> None:
+        view = self._views[peer.name]
+        while not self._closing.is_set():
+            try:
+                found = peer.status()
+                have, flying, done = set(found["have"]), set(found["flying"]), bool(found["done"])
+            except (SourceError, KeyError, TypeError):
+                view.missed += 1
+            else:
+                view.have, view.flying, view.done = have, flying, done
+                view.since, view.missed = self._clock.monotonic(), 0
+            self._closing.wait(POLL)
+
+    def _alive(self, name: str) -> bool:
+        view = self._views[name]
+        if view.since is None:
+            return self._clock.monotonic() - self._started < GRACE
+        return view.missed < DEAD
+
+    def _owner(self, key: str, usable: Set[str]) -> str:
+        """Return the name of the peer that owns a file, "" for this host: the first living one in turn."""
+        count = len(self._fan_out.names)
+        for step in range(count):
+            number = (self._order.get(key, 0) + step) % count
+            if number == self._fan_out.index:
+                return ""
+            name = f"peer {self._fan_out.names[number]}"
+            view = self._views[name]
+            # One that is done without the file, such as one that was given up, will never have it.
+            if name in usable and self._alive(name) and not (view.done and key not in view.have):
+                return name
+        return ""
+
+    # -- the order of work (see fetch.Scheduler) ---------------------------------------------
+
+    def next(self, waiting: Sequence[RepoFile], usable: Set[str], flying: Dict[str, str]) -> Optional[Pick]:
+        """Return the next file and its sources, None where waiting is better."""
+        usable = {name for name in usable if self._blame.get(name, 0) < BANNED}
+        origins = [name for name in usable if name not in self._views]
+        at_origin = sum(1 for source in flying.values() if source not in self._views)
+        load: Dict[str, int] = {}
+        for source in flying.values():
+            load[source] = load.get(source, 0) + 1
+        from_peer: List[Tuple[int, int, RepoFile, str]] = []
+        for file in waiting:
+            owner = self._owner(file.key, usable)
+            given_up = self._failures.get(file.key, 0) >= GIVE_UP
+            # Without an origin this host fails at once: the others wait for its share, and take it over then.
+            room = at_origin < self.origin_workers or not origins
+            if room and (owner == "" or given_up):
+                return Pick(file, origins, from_origin=True)
+            if given_up:
+                continue
+            for peer in self.peers:
+                view = self._views[peer.name]
+                if peer.name not in usable or not self._alive(peer.name):
+                    continue
+                if file.key in view.have or (file.key in view.flying and peer.name == owner):
+                    holders = sum(file.key in other.have for other in self._views.values())
+                    rank = (holders, load.get(peer.name, 0) - (peer.name == owner))
+                    from_peer.append((*rank, file, peer.name))
+        if not from_peer:
+            return None
+        _, _, file, name = min(from_peer, key=lambda item: item[:2])
+        return Pick(file, [name], from_origin=False, attempts=PEER_ATTEMPTS)
+
+    def failed(self, pick: Pick) -> bool:
+        """Note a failed pick; True where the file is to be put back, since another source may have it."""
+        if pick.from_origin:
+            return False
+        self._failures[pick.file.key] = self._failures.get(pick.file.key, 0) + 1
+        for name in pick.sources:
+            self._blame[name] = self._blame.get(name, 0) + 1
+        return True
+
+    def linger(self) -> None:
+        """Serve until every other host is done or gone."""
+        while any(self._alive(name) and not view.done for name, view in self._views.items()):
+            self._clock.sleep(POLL)
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """Bound to this host's own address; only the addresses of the run are answered at all."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(self, swarm: Swarm, address: str, port: int, allowed: Set[str]) -> None:
+        self.swarm = swarm
+        self._allowed = allowed
+        super().__init__((address, port), _Handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return client_address[0] in self._allowed
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that goes away is no error of ours."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 30.0
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        swarm = cast(_Server, self.server).swarm
+        if not swarm.authorized(self.headers.get("Authorization", ""), self.path):
+            self._short(403)
+            return
+        if self.path == "/status":
+            self._short(200, json.dumps(swarm.status()).encode())
+            return
+        match = re.fullmatch(r"/file/((?:sha256|git-sha1)-[0-9a-f]+)", self.path)
+        places, flight = swarm.find(match.group(1)) if match else ([], None)
+        for place in places:
+            try:
+                fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError:
+                continue
+            try:
+                self._send(fd, os.fstat(fd).st_size, None)
+            finally:
+                os.close(fd)
+            return
+        if flight is None:
+            self._short(404)
+            return
+        try:
+            fd = os.open(flight.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            self._short(404)
+            return
+        try:
+            self._send(fd, flight.size, flight)
+        finally:
+            os.close(fd)
+
+    def _short(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _send(self, fd: int, size: int, flight: Optional[Flight]) -> None:
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = min(int(match.group(1)), size) if match else 0
+        self.send_response(206 if match else 200)
+        if match:
+            self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(size - start))
+        self.send_header(PROVEN, "0" if flight else "1")
+        self.end_headers()
+        self.wfile.flush()
+        while start < size:
+            ready = size if flight is None else flight.wait_for(start)
+            if ready <= start:
+                self.close_connection = True  # the flight began again or was given up: the peer resumes elsewhere
+                return
+            start += os.sendfile(self.connection.fileno(), fd, start, min(ready - start, 1 << 20))
+
+
+def read_secret(path: str) -> bytes:
+    """Return the run's secret. Raises OSError, and ValueError for one that is too short to be one."""
+    with open(path, "rb") as stream:
+        secret = stream.read(1024).strip()
+    if len(secret) < 32:
+        raise ValueError(f"{path} holds {len(secret)} bytes, a run's secret has 32 or more")
+    return secret

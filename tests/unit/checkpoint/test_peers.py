@@ -1,0 +1,227 @@
+"""Several hosts on addresses of their own (127.0.0.x), one origin: who sends what to whom, and what a bad peer does."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hub import repository
+from hub.server import Hub
+from pdstack.checkpoint import peers
+from pdstack.checkpoint.errors import CheckpointError
+from pdstack.checkpoint.peers import FanOut, Swarm, signature
+from pdstack.checkpoint.reconcile import Reconciler, World
+
+SECRET = b"s" * 64
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        return probe.getsockname()[1]
+
+
+@dataclasses.dataclass
+class Host:
+    """One of the run's hosts, working in a thread."""
+
+    site: object
+    number: int
+    thread: threading.Thread | None = None
+    result: object = None
+    error: Exception | None = None
+
+
+class Fleet:
+    def __init__(self, site, count: int) -> None:
+        self.site = site
+        self.port = free_port()
+        self.names = [f"h{number}" for number in range(count)]
+        self.addresses = [f"127.0.0.{2 + number}" for number in range(count)]
+        self.hosts = [
+            Host(dataclasses.replace(site, root=site.root / name, clock=time), number)
+            for number, name in enumerate(self.names)
+        ]
+
+    def fan_out(self, number: int) -> FanOut:
+        return FanOut(number, self.names, self.addresses, self.port, "")
+
+    def start(self, number: int) -> None:
+        host = self.hosts[number]
+
+        def work() -> None:
+            try:
+                with Swarm(self.fan_out(number), SECRET, time) as swarm:
+                    world = World(clock=time, swarm=swarm)
+                    host.result = Reconciler(host.site.request(stall=2.0), world).present()
+                    swarm.finish()
+                    swarm.linger()
+            except Exception as error:
+                host.error = error
+
+        host.thread = threading.Thread(target=work)
+        host.thread.start()
+
+    def join(self) -> None:
+        for host in self.hosts:
+            if host.thread is not None:
+                host.thread.join(timeout=30)
+                assert not host.thread.is_alive(), "a host waits for ever"
+
+
+@pytest.fixture
+def big(site, tmp_path, monkeypatch):
+    """Shards that take some tenths of a second each, so that the hosts overlap."""
+    monkeypatch.setattr(peers, "GRACE", 1.5)
+    monkeypatch.setattr(peers, "POLL", 0.05)
+    toy = repository.make(tmp_path / "big", shards=9, shard_bytes=1 << 18)
+    with Hub(toy) as hub:
+        site.hub, site.toy, hub.rate = hub, toy, 4e6
+        yield site
+
+
+def origin_share(site) -> float:
+    return site.hub.sent / sum(site.toy.size(path) for path in site.toy.paths())
+
+
+def test_one_download_serves_all(big):
+    fleet = Fleet(big, 3)
+    for number in range(3):
+        fleet.start(number)
+    fleet.join()
+
+    for host in fleet.hosts:
+        assert host.error is None
+        assert host.site.wrong_files() == []
+        assert any(name.startswith("peer ") for name in host.result.bytes_by_source)
+    assert origin_share(big) <= 1.05
+
+
+def test_a_host_that_never_comes_is_replaced(big):
+    fleet = Fleet(big, 3)
+    fleet.start(0)
+    fleet.start(1)
+    fleet.join()
+
+    for host in fleet.hosts[:2]:
+        assert host.error is None
+        assert host.site.wrong_files() == []
+    assert origin_share(big) <= 1.05
+
+
+class Liar(ThreadingHTTPServer):
+    """A host of the run that knows the secret, claims to have everything and serves zeros."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, fleet: Fleet, number: int, mode: str) -> None:
+        toy, liar = fleet.site.toy, self
+        self.asked = 0
+        digests = {f"sha256-{toy.digests(path)['sha256']}": toy.size(path) for path in toy.paths()}
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                if self.path == "/status":
+                    body = json.dumps({"have": sorted(digests), "flying": [], "done": False}).encode()
+                    if mode == "nonsense":
+                        body = b'{"have": 5}'
+                elif mode == "dies":
+                    liar.asked += 1
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(digests.get(self.path[6:], 0)))
+                    self.end_headers()
+                    self.wfile.write(bytes(1000))
+                    return
+                else:
+                    liar.asked += 1
+                    body = bytes(digests.get(self.path[6:], 0))
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                if mode == "lies, saying that it cannot know":
+                    self.send_header("X-Pdstack-Proven", "0")
+                self.end_headers()
+                self.wfile.write(body)
+
+        super().__init__((fleet.addresses[number], fleet.port), Handler)
+
+
+@pytest.mark.parametrize("mode", ["lies", "lies, saying that it cannot know", "dies", "nonsense"])
+def test_a_peer_that_lies_or_dies_is_dropped(big, mode):
+    fleet = Fleet(big, 3)
+    with Liar(fleet, 2, mode) as liar:
+        threading.Thread(target=liar.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        fleet.start(0)
+        fleet.start(1)
+        deadline = time.monotonic() + 25
+        while time.monotonic() < deadline and not all(host.result or host.error for host in fleet.hosts[:2]):
+            time.sleep(0.05)
+        liar.shutdown()
+    fleet.join()
+
+    assert mode == "nonsense" or liar.asked > 0, "the liar was never asked"
+    for host in fleet.hosts[:2]:
+        assert host.error is None
+        assert host.site.wrong_files() == []
+    assert liar.asked <= 24, "it was asked again and again"
+
+
+def test_a_host_without_an_origin_fails_and_the_others_do_its_share(big):
+    fleet = Fleet(big, 2)
+    broken = fleet.hosts[1].site
+    request = broken.request
+    broken.request = lambda **changes: dataclasses.replace(
+        request(**changes), sources=["http://127.0.0.1:9/"], attempts=1, listing=big.toy.listing()
+    )
+    fleet.start(0)
+    fleet.start(1)
+    fleet.join()
+
+    assert fleet.hosts[0].error is None
+    assert fleet.hosts[0].site.wrong_files() == []
+    assert fleet.hosts[1].error is None or isinstance(fleet.hosts[1].error, CheckpointError)
+
+
+class TestServer:
+    @pytest.fixture
+    def swarm(self):
+        fan_out = FanOut(0, ["a", "b"], ["127.0.0.2", "127.0.0.3"], free_port(), "")
+        with Swarm(fan_out, SECRET, time) as swarm:
+            swarm.address, swarm.port = "127.0.0.2", fan_out.port
+            yield swarm
+
+    def get(self, swarm, path: str, secret: bytes = SECRET, source: str = "127.0.0.3", signed: str = "") -> int:
+        """Return the status of the answer, 0 for none."""
+        with socket.create_connection((swarm.address, swarm.port), 5, (source, 0)) as connection:
+            proof = f"Authorization: Pdstack {signature(secret, signed or path)}\r\n" if secret else ""
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{proof}Connection: close\r\n\r\n".encode())
+            with contextlib.suppress(ConnectionError):
+                answer = connection.recv(100)
+                return int(answer.split()[1]) if answer else 0
+        return 0
+
+    def test_answers_the_hosts_of_the_run(self, swarm):
+        assert self.get(swarm, "/status") == 200
+
+    def test_refuses_other_addresses(self, swarm):
+        assert self.get(swarm, "/status", source="127.0.0.9") == 0
+
+    @pytest.mark.parametrize("secret", [b"", b"x" * 64])
+    def test_refuses_who_does_not_know_the_secret(self, swarm, secret):
+        assert self.get(swarm, "/status", secret=secret) == 403
+
+    def test_a_proof_is_for_one_path(self, swarm):
+        assert self.get(swarm, "/status", signed="/file/x") == 403
+
+    @pytest.mark.parametrize("path", ["/file/../../etc/passwd", "/file/sha256-00", "/", "/file/"])
+    def test_serves_nothing_but_what_was_offered(self, swarm, path):
+        assert self.get(swarm, path) == 404
