@@ -66,12 +66,15 @@ def add_address(names: naming.Names, where: str) -> None:
 
 
 def add_host(names: naming.Names, host: str, number: int, where: str) -> None:
-    """Make a host's namespace with ``lo`` and ``host0``, and plug it into the bridge."""
+    """Make a host's namespace with ``lo`` and ``host0``, and plug it into the bridge.
+
+    The hardware address belongs to the number: a host that comes back is not sought at its old one.
+    """
     space, port = names.host(host), names.port(number)
     run(["ip", "netns", "add", space])
     _batch(
         names.namespace,
-        f"link add {port} type veth peer name {HOST_LINK} netns {space}",
+        f"link add {port} type veth peer name {HOST_LINK} address 02:70:64:6c:61:{number:02x} netns {space}",
         f"link set {port} master {BRIDGE} up",
     )
     _batch(space, "link set lo up", f"addr add {where}/24 dev {HOST_LINK}", f"link set {HOST_LINK} up")
