@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class Task:
     @property
     def name(self) -> str:
         return str(self.body.get("name", ""))
+
+    @property
+    def title(self) -> str:
+        """The name without the prefix that tells the file: 'install | Bring it' is 'Bring it'."""
+        return re.sub(r"^([a-z0-9_-]+ \| )+", "", self.name)
 
     @property
     def modules(self) -> list[str]:
