@@ -31,12 +31,17 @@ class HostView:
 
 @dataclass(frozen=True)
 class Need:
-    """One instance that wants a place. ``key`` is unique; ``party`` is the set it belongs to."""
+    """One instance that wants a place: the ``index``-th of its role, in the set ``party``."""
 
-    key: str
+    role: str
+    index: int
     tp: int
     party: str
-    role: str
+
+    @property
+    def key(self) -> str:
+        """The instance's name."""
+        return f"{self.role}-{self.index}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ def fits(host: HostView, free: Set[int], sizes: Sequence[int]) -> bool:
     return True
 
 
-def place(host: HostView, needs: Sequence[Need], taken: Dict[str, Spot]) -> Dict[str, Spot]:
+def place(host: HostView, needs: Sequence[Need], taken: Sequence[Tuple[Need, Spot]]) -> Dict[str, Spot]:
     """Give each need its GPUs on this host; ``taken`` are places that are already settled.
 
     Larger instances choose first. Prefill and decode of one set go to different nodes where both
@@ -99,8 +104,9 @@ def place(host: HostView, needs: Sequence[Need], taken: Dict[str, Spot]) -> Dict
     """
     free = set(host.usable)
     roles: Dict[Tuple[str, str], Set[Node]] = {}
-    for spot in taken.values():
+    for settled, spot in taken:
         free -= set(spot.positions)
+        roles.setdefault((settled.party, settled.role), set()).update(spot.nodes)
     spots: Dict[str, Spot] = {}
     for need in sorted(needs, key=lambda item: -item.tp):  # stable: ties keep the caller's order
         avoid: Set[Node] = set()
@@ -158,9 +164,9 @@ def split_cpus(host: HostView, spots: Sequence[Tuple[str, Spot]]) -> Dict[str, C
 def _cpu_node(
     gpu: Gpu, known: Dict[int, NumaNode], nodes: Dict[int, NumaNode], distances: Dict[Tuple[int, int], int]
 ) -> Node:
-    """The node whose CPUs drive this GPU. -1 and None mean not known; a node without CPUs, its nearest one."""
+    """The node whose CPUs drive this GPU: of a node without CPUs its nearest one. None and -1 mean not known."""
     node = gpu.numa_node
-    if node is None or node < 0 or node not in known:
+    if node is None or node not in known:
         return None
     if node in nodes:
         return node

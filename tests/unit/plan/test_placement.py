@@ -168,7 +168,7 @@ def test_a_new_host_moves_nothing(facts: tuple[HostFacts, ...], new: HostFacts, 
 
 
 def spot(facts: HostFacts, size: int) -> placement.Spot:
-    return placement.place(placement.view(facts), [placement.Need("a", size, "s", "aggregated")], {})["a"]
+    return placement.place(placement.view(facts), [placement.Need("aggregated", 0, size, "s")], [])["aggregated-0"]
 
 
 @pytest.mark.parametrize(

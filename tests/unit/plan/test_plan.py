@@ -64,6 +64,7 @@ def test_the_reference_deployment() -> None:
         assert item.env["UCX_TLS"] == "cuda_copy,cuda_ipc,sm,self,tcp"
         assert item.env["SGLANG_HOST_IP"] == item.address
         assert item.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert item.env["HF_HUB_OFFLINE"] == item.env["TRANSFORMERS_OFFLINE"] == "1"
         assert "expandable_segments" not in json.dumps(item.env)
         assert "numa-node" not in item.args
     assert prefill.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
@@ -563,6 +564,31 @@ def test_each_host_knows_its_own_part_of_the_previous_plan() -> None:
     assert [(i.name, i.host) for i in before.instances] == [("aggregated-0", "gpu1"), ("aggregated-1", "gpu2")]
     after = inv.planned(*facts, pd_topology=inv.replicas(8, 3), previous=before)
     assert [i.host for i in after.instances] == ["gpu1", "gpu2", "gpu3"]
+
+
+def test_one_more_decode_moves_nobody() -> None:
+    before = inv.planned(inv.host(), pd_topology=inv.pd(2, 2), pd_model=SMALL)
+    after = inv.planned(inv.host(), pd_topology=inv.pd(2, 2, p=1, d=2), pd_model=SMALL, previous=before)
+    assert {i.set for i in after.instances} == {"group-0"}
+    for name in ("prefill-0", "decode-0"):
+        assert (named(after, name).gpus, named(after, name).ports) == (
+            named(before, name).gpus,
+            named(before, name).ports,
+        )
+    assert not {gpu.pci for gpu in named(after, "decode-1").gpus} & {g.pci for i in before.instances for g in i.gpus}
+
+
+def test_a_set_whose_gpus_are_gone_moves_as_a_whole() -> None:
+    facts = [inv.host("gpu1"), inv.host("gpu2")]
+    before = inv.planned(*facts)
+    out = {"gpu1": {"pd_excluded_gpus": [facts[0].gpus[0].pci]}}
+    after = plan.plan(inv.read("gpu1", "gpu2", per_host=out), {f.host: f for f in facts}, before)
+    assert {i.host for i in before.instances} == {"gpu1"}
+    assert {i.host for i in after.instances} == {"gpu2"}
+    alone = plan.plan(inv.read("gpu1", per_host=out, pd_topology=inv.pd(2, 2), pd_model=SMALL), {"gpu1": facts[0]},
+                      inv.planned(facts[0], pd_topology=inv.pd(2, 2), pd_model=SMALL))  # fmt: skip
+    assert positions(alone, "decode-0") == [4, 5]
+    assert positions(alone, "prefill-0") == [2, 3]
 
 
 def test_a_changed_topology_is_planned_afresh() -> None:
