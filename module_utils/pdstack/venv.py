@@ -35,6 +35,10 @@ from .runner import Completed, Runner
 SPACE_FACTOR = 1.25
 
 
+#: File of the root that the installation under way holds, with who it is in it.
+LOCK = ".installing"
+
+
 @dataclass(frozen=True)
 class Request:
     """What the operator wants on this host."""
@@ -252,7 +256,7 @@ def turn(root: str) -> Iterator[None]:
 
     The kernel drops the lock with its process, so a killed run never blocks the next one.
     """
-    path = os.path.join(root, ".installing")
+    path = os.path.join(root, LOCK)
     with open(path, "a+", encoding="utf-8") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -433,6 +437,11 @@ def _remove(steps: List[Step], request: Request) -> None:
     for step in steps:
         path = step.subject if os.path.isabs(step.subject) else os.path.join(request.root, "releases", step.subject)
         shutil.rmtree(path, ignore_errors=True)
+    for name in ("releases", "wheelhouse"):
+        with contextlib.suppress(OSError):  # not there, or another release is in it
+            os.rmdir(os.path.join(request.root, name))
+    if not os.path.exists(os.path.join(request.root, "releases")):
+        os.unlink(os.path.join(request.root, LOCK))
 
 
 def _last_line(answer: Completed) -> str:
