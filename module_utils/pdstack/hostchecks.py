@@ -172,7 +172,8 @@ def _iommu(host: Host, facts: HostFacts) -> Tuple[List[Refusal], List[str]]:
             host.name,
             f"an IOMMU that translates, and {words}",
             "peer-to-peer copies that reach the other GPU: this setting has hung NCCL and corrupted data (nccl#2079)",
-            "set iommu=pt on the kernel command line, turn ACS off in the BIOS, or prove them by pd_probe_measure",
+            "set iommu=pt on the kernel command line, turn ACS off in the BIOS, or prove them (pd_probe_measure, "
+            "pd_probe_force)",
         )
         return [refusal], []
     return [], [

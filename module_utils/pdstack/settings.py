@@ -295,6 +295,11 @@ class Settings:
     probe_measure: bool = option(
         False, "measure P2P bandwidth in the probe (idle GPUs only)", "copies load the PCIe links"
     )
+    probe_force: bool = option(
+        False,
+        "measure P2P although an IOMMU translates and ACS redirects",
+        "copies between GPUs can hang such a machine",
+    )
     report_dir: Optional[str] = option(None, "folder on the controller for JSON and pictures", "no files unless asked")
 
 
