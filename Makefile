@@ -31,7 +31,7 @@ lint: setup
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 	$(BIN)/yamllint --strict .
-	$(BIN)/ansible-lint --offline
+	PATH=$(CURDIR)/$(BIN):$$PATH ansible-lint --offline
 
 unit: setup
 	$(BIN)/pytest tests/policy tests/unit $(PYTEST_ARGS)
