@@ -26,6 +26,7 @@ class Engine:
     speculative: Tuple[str, ...]  # algorithms that work for DeepSeek-V4 on this release
     speculative_reason: str = ""
     minimum_driver: int = 580  # CUDA 13.0
+    kernel_extension: bool = False  # whether "auto" turns the bundle's own sm_120 kernels on
     strict_numa: str = ""  # variable that makes a failed NUMA binding of a rank fatal, where the release has one
 
 
@@ -45,6 +46,7 @@ ENGINES: Dict[str, Engine] = {
         info_endpoints=("/get_server_info", "/get_model_info"),
         moe_runner_backend="marlin",
         compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
+        kernel_extension=True,
         speculative=(),
         speculative_reason="its draft model's FP4 experts reach a kernel for sm_100 only (sglang#30952), and "
         "flashinfer before 0.7 crashes in speculative decoding on sm_120 (sglang#33943)",
@@ -80,6 +82,8 @@ RELEASES: Dict[str, Release] = {
     "sglang-0.5.13.post1": Release("sglang-0.5.13.post1", "gpu", ENGINES["0.5.13.post1"], ROUTERS["sglang-router"]),
     "cpu-0.5.23": Release("cpu-0.5.23", "cpu", ENGINES["0.5.23"], ROUTERS["sglang-router"]),
 }
+# The entry point of kernels/: the one plugin that the engine may load.
+KERNEL_PLUGIN = "pdstack_kernels"
 DEFAULT_RELEASE = {"gpu": "sglang-0.5.23", "cpu": "cpu-0.5.23"}
 
 

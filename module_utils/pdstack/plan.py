@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable, Dict, List, Mapping, Optional, Set, Tuple
 
-from . import checks, cpulist, hostchecks, placement, render, seating
+from . import checks, cpulist, flags, hostchecks, placement, render, seating
 from .facts import HostFacts, Port
 from .intent import Intent, natural_key
 from .placement import HostView
@@ -61,6 +61,7 @@ def plan(intent: Intent, facts: Mapping[str, HostFacts], previous: Optional[Plan
         topology=TopologyRef(intent.topology.mode, intent.topology.context_length),
         instances=instances,
         routers=routers,
+        kernel_extension=any(item.env.get("SGLANG_PLUGINS") == flags.KERNEL_PLUGIN for item in instances),
         notes=notes,
     )
 

@@ -145,6 +145,7 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
         args[flag] = engine.cuda_graph_max_bs
         chosen.because(flag, f"decode runs with CUDA graphs up to batch {engine.cuda_graph_max_bs} (reference)")
     _speculative(intent, chosen)
+    _kernel_extension(intent, seat, chosen)
     # Indices and not UUIDs: the engine's custom all-reduce reads them with int().
     env["CUDA_VISIBLE_DEVICES"] = ",".join(str(facts.gpus[i].index) for i in seat.spot.positions)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -233,6 +234,24 @@ def _speculative(intent: Intent, chosen: Choices) -> None:
     chosen.because(
         "speculative-moe-runner-backend", "explicit: left to itself the engine picks kernels for sm_100 (sglang#30952)"
     )
+
+
+def _kernel_extension(intent: Intent, seat: Seat, chosen: Choices) -> None:
+    """Say by name which plugin the engine may load: without a list it loads whatever is installed."""
+    wanted = intent.settings.kernel_extension
+    capabilities = {seat.view.facts.gpus[i].compute_capability or "?" for i in seat.spot.positions}
+    fits = all(capability.startswith("12.") for capability in capabilities)
+    on = wanted == "on" or (wanted == "auto" and intent.release.engine.kernel_extension and fits)
+    chosen.env["SGLANG_PLUGINS"] = flags.KERNEL_PLUGIN if on else "none"
+    if wanted != "auto":
+        reason = f"pd_kernel_extension: {wanted}"
+    elif on:
+        reason = f"{intent.release.name} decodes sparse attention on sm_120 without tensor cores"
+    elif fits:
+        reason = f"{intent.release.name} has sm_120 kernels of its own"
+    else:
+        reason = f"its kernels are for sm_120, the GPUs are of compute capability {', '.join(sorted(capabilities))}"
+    chosen.because("kernel extension", f"{'on' if on else 'off'}: {reason}")
 
 
 def _gpu_reason(seat: Seat) -> str:

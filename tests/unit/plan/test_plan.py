@@ -538,6 +538,25 @@ def test_one_switch_needs_no_level() -> None:
     assert "disable-custom-all-reduce" not in item.args
 
 
+@pytest.mark.parametrize(
+    ("host", "release", "wanted", "on", "said"),
+    [
+        ("rtx-pro-6000-8", "sglang-0.5.13.post1", "auto", True, "tensor cores"),
+        ("rtx-pro-6000-8", "sglang-0.5.23", "auto", False, "kernels of its own"),
+        ("rtx-pro-6000-8", "sglang-0.5.23", "on", True, "pd_kernel_extension: on"),
+        ("rtx-pro-6000-8", "sglang-0.5.13.post1", "off", False, "pd_kernel_extension: off"),
+        ("nvswitch-8", "sglang-0.5.13.post1", "auto", False, "compute capability 9.0"),
+        ("nvswitch-8", "sglang-0.5.13.post1", "on", True, "pd_kernel_extension: on"),
+    ],
+)
+def test_the_kernel_extension_is_named_or_nothing_is(host: str, release: str, wanted: str, on: bool, said: str) -> None:
+    made = inv.planned(recorded()[host], pd_release=release, pd_kernel_extension=wanted)
+    assert made.kernel_extension is on
+    item = named(made, "decode-0")
+    assert item.env["SGLANG_PLUGINS"] == ("pdstack_kernels" if on else "none")
+    assert said in reasons(item, "kernel extension")
+
+
 # Stability and size
 
 
