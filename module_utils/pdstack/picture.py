@@ -261,7 +261,7 @@ def text(facts: HostFacts, plan: Optional[Plan] = None, width: int = WIDTH) -> s
         lines.pop()
     for positions, steps in step_groups(facts):
         lines += ["", f"Fabric probe, GPU {cpulist.render(positions)}"]
-        lines += _indent(table(["step", "code", "meaning"], [[s.name, step_code(s), step_words(s)] for s in steps]))
+        lines += _indent(table(["step", "code", "meaning"], _step_rows(steps, width)))
     lines += ["", "Settings"]
     for subject, words in state_lines(facts):
         lines += textwrap.wrap(words, width, initial_indent=f"  {subject:<20}  ", subsequent_indent=" " * 24)
@@ -269,6 +269,15 @@ def text(facts: HostFacts, plan: Optional[Plan] = None, width: int = WIDTH) -> s
         seconds = ", ".join(f"{name} {value:.2f} s" for name, value in facts.probe_seconds.items())
         lines += ["", f"Probe: {seconds}"]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _step_rows(steps: List[ProbeStep], width: int) -> List[List[str]]:
+    room = width - 4 - 4 - 2 - max((len(step.name) for step in steps), default=0) - 2
+    rows = []
+    for step in steps:
+        first, *more = textwrap.wrap(step_words(step), room) or [""]
+        rows += [[step.name, step_code(step), first], *(["", "", part] for part in more)]
+    return rows
 
 
 def _place(facts: HostFacts, place: Place, instances: Dict[str, Instance], width: int) -> List[str]:

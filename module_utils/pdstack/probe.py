@@ -1,6 +1,6 @@
 """The probe of one host, end to end: ask the kernel and both driver libraries, join, return facts.
 
-Reads only. ``python3 -m pdstack.probe`` runs it by hand on a host without Ansible.
+Reads only. probe_cli.py runs it by hand.
 """
 
 from __future__ import annotations

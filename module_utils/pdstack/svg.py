@@ -47,7 +47,7 @@ LINKS = {
     "PIX": "#86efac",
     "PXB": "#bbf7d0",
     "PHB": "#dcfce7",
-    "NODE": "#dbeafe",
+    "NODE": "#ecfccb",
     "SYS": "#e2e8f0",
     "?": "#fef3c7",
 }

@@ -8,7 +8,7 @@ from hosts.calls import outstanding
 from pdstack import answers, codec, cuda, isolate, nvml, probe
 
 
-@pytest.mark.parametrize("name", ["rtx-pro-6000-8", "h200-vm-2", "fabric-800", "busy"])
+@pytest.mark.parametrize("name", ["rtx-pro-6000-8", "h200-vm-2", "fabric-ok", "busy"])
 def test_everything_created_is_released(name, simulated, calls):
     request, folder = simulated(name)
     probe.probe(request)
@@ -36,7 +36,7 @@ def test_never_a_multicast_object_nor_managed_memory_nor_a_context(simulated, ca
 
 
 def test_allocations_are_rdma_capable_as_the_engines_are(simulated, calls):
-    request, folder = simulated("h200-vm-2")
+    request, folder = simulated("fabric-ok")
     probe.probe(request)
     created = [line for line in calls(folder) if line.startswith("created")]
     assert [line.split(" ", 2)[2] for line in created] == [

@@ -158,12 +158,13 @@ def step(found: facts.HostFacts, name: str, position: int = 0) -> facts.ProbeSte
 
 
 def test_each_fabric_step_stands_alone():
-    refused = on_file("fabric-800")
+    refused = on_file("h200-vm-2")
     assert step(refused, "attr_fabric").value == 1  # the attribute alone lies
     assert step(refused, "fabric_create").code == 800
     assert "IMEX" in step(refused, "fabric_create").words
     assert step(refused, "fd_create").code == 0
     assert step(refused, "nvlinks").value == 18  # 800 does not mean "no NVLink"
+    assert step(on_file("fabric-ok"), "fabric_release").code == 0
     assert step(on_file("fabric-801"), "fabric_create").code == 801
 
 
