@@ -1,0 +1,83 @@
+"""How GPUs and pairs talk: fusion, NCCL, the kernel extension."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pdstack.facts import Fabric, P2p, ProbeStep
+from unit.plan import inventories as inv
+from unit.plan.asking import named, reasons
+from unit.plan.recorded import recorded
+
+
+def steps(codes: dict[str, int | None]) -> list[ProbeStep]:
+    return [ProbeStep(name, code, "words") for name, code in codes.items()]
+
+
+@pytest.mark.parametrize(
+    ("capability", "codes", "off", "said"),
+    [
+        ("12.0", {"multicast_granularity": 0, "fd_create": 0}, True, "gate"),
+        ("9.0", {"multicast_granularity": 0, "fd_create": 0}, False, "answers 0"),
+        ("9.0", {"multicast_granularity": 800, "fd_create": 0}, True, "multicast_granularity answers 800 on GPU 4"),
+        ("10.0", {"multicast_granularity": 0, "fd_create": 801}, True, "fd_create answers 801"),
+        ("9.0", {"multicast_granularity": 0, "fd_create": 2}, False, "proves nothing"),
+        ("9.0", {"multicast_granularity": None, "fd_create": 0}, False, "proves nothing"),
+        ("9.0", {}, False, "proves nothing"),
+        (None, {}, False, "not known"),
+    ],
+)
+def test_fusion_is_decided_by_gate_and_probe(
+    capability: str | None, codes: dict[str, int | None], off: bool, said: str
+) -> None:
+    facts = inv.host(fabric=Fabric([steps(codes)] * 8))
+    facts = replace(facts, gpus=[replace(gpu, compute_capability=capability) for gpu in facts.gpus])
+    item = named(inv.planned(facts), "decode-0")
+    assert ("enforce-disable-flashinfer-allreduce-fusion" in item.args) is off
+    assert said in reasons(item, "fusion")
+
+
+def test_nvlink_leaves_nccl_alone() -> None:
+    item = named(inv.planned(recorded()["nvswitch-8"]), "decode-0")
+    assert not [name for name in item.env if name.startswith("NCCL_")]
+    assert "disable-custom-all-reduce" not in item.args
+    assert "NVLink" in reasons(item, "NCCL")
+
+
+@pytest.mark.parametrize(
+    ("answer", "level", "said"), [(True, "SYS", "claims"), (False, None, "denies"), (None, None, "not known")]
+)
+def test_peer_access_decides_nccls_level(answer: bool | None, level: str | None, said: str) -> None:
+    facts = inv.host()
+    claimed = [[None if a == b else answer for b in range(8)] for a in range(8)]
+    item = named(inv.planned(replace(facts, p2p=P2p(claimed=claimed, link_type=facts.p2p.link_type))), "decode-0")
+    assert item.env.get("NCCL_P2P_LEVEL") == level
+    assert said in reasons(item, "NCCL_P2P_LEVEL")
+    if answer is False:
+        assert "staged through host memory" in reasons(item, "KV lane")
+
+
+def test_one_switch_needs_no_level() -> None:
+    item = named(inv.planned(inv.host(switch=4), pd_topology=inv.pd(4, 4)), "prefill-0")
+    assert "NCCL_P2P_LEVEL" not in item.env
+    assert "disable-custom-all-reduce" not in item.args
+
+
+@pytest.mark.parametrize(
+    ("host", "release", "wanted", "on", "said"),
+    [
+        ("rtx-pro-6000-8", "sglang-0.5.13.post1", "auto", True, "tensor cores"),
+        ("rtx-pro-6000-8", "sglang-0.5.23", "auto", False, "kernels of its own"),
+        ("rtx-pro-6000-8", "sglang-0.5.23", "on", True, "pd_kernel_extension: on"),
+        ("rtx-pro-6000-8", "sglang-0.5.13.post1", "off", False, "pd_kernel_extension: off"),
+        ("nvswitch-8", "sglang-0.5.13.post1", "auto", False, "compute capability 9.0"),
+        ("nvswitch-8", "sglang-0.5.13.post1", "on", True, "pd_kernel_extension: on"),
+    ],
+)
+def test_the_kernel_extension_is_named_or_nothing_is(host: str, release: str, wanted: str, on: bool, said: str) -> None:
+    made = inv.planned(recorded()[host], pd_release=release, pd_kernel_extension=wanted)
+    assert made.kernel_extension is on
+    item = named(made, "decode-0")
+    assert item.env["SGLANG_PLUGINS"] == ("pdstack_kernels" if on else "none")
+    assert said in reasons(item, "kernel extension")
