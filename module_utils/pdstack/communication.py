@@ -14,8 +14,6 @@ from .placement import HostView
 from .plan_types import Why
 
 FUSION_ARCHITECTURES = ("9.0", "10.0", "10.3")  # the engine's own gate, before any probe
-# Each must answer 0 on every GPU, or the engine skips the fusion by itself.
-_FUSION_STEPS = ("multicast_granularity", "fd_create")
 _OUT_OF_MEMORY = 2
 _OWN_ROOT = ("PHB", "NODE", "SYS")
 LANES = "cuda_copy,cuda_ipc,sm,self,tcp"
@@ -145,7 +143,10 @@ def _fusion(facts: HostFacts, positions: Sequence[int]) -> Choices:
     unknown = False
     for i in positions:
         steps = {step.name: step for step in facts.fabric.steps[i]} if i < len(facts.fabric.steps) else {}
-        for wanted in _FUSION_STEPS:
+        # As the engine's probe does it: a fabric handle where the device says it has one, else a file descriptor.
+        fabric = steps.get("attr_fabric")
+        handle = "fabric_create" if fabric is not None and fabric.value == 1 else "fd_create"
+        for wanted in ("multicast_granularity", handle):
             step = steps.get(wanted)
             if step is None or step.code is None or step.code == _OUT_OF_MEMORY:
                 unknown = True

@@ -12,7 +12,7 @@ from unit.plan.recorded import recorded
 
 
 def steps(codes: dict[str, int | None]) -> list[ProbeStep]:
-    return [ProbeStep(name, code, "words") for name, code in codes.items()]
+    return [ProbeStep(name, code, "words", 1 if name.startswith("attr") else None) for name, code in codes.items()]
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,14 @@ def steps(codes: dict[str, int | None]) -> list[ProbeStep]:
         ("9.0", {"multicast_granularity": None, "fd_create": 0}, False, "proves nothing"),
         ("9.0", {}, False, "proves nothing"),
         (None, {}, False, "not known"),
+        # The attribute says that there are fabric handles; without an IMEX channel there are none.
+        (
+            "9.0",
+            {"attr_fabric": 0, "multicast_granularity": 0, "fd_create": 0, "fabric_create": 800},
+            True,
+            "answers 800",
+        ),
+        ("9.0", {"multicast_granularity": 0, "fd_create": 0, "fabric_create": 800}, False, "answers 0"),
     ],
 )
 def test_fusion_is_decided_by_gate_and_probe(
