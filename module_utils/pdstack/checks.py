@@ -26,6 +26,11 @@ def no_room(intent: Intent, views: Mapping[str, HostView]) -> List[Refusal]:
     have = sum(len(view.usable) for view in views.values())
     each = "; ".join(f"{name}: {_gpus_of(views[name])}" for name in sorted(views, key=natural_key)[:8])
     largest = max((_largest_kind(view) for view in views.values()), default=0)
+    if have == 0:
+        remedy = "see lspci -d 10de: and pd_excluded_gpus"
+        if intent.profile == "cpu":
+            remedy = "point pd_sysfs_root to a tree with simulated GPUs, as the lab's hosts have one"
+        return [Refusal("pd_topology", f"no usable GPU ({each})", "GPUs to place the instances on", remedy)]
     refusals: List[Refusal] = []
     for role, tp, _ in shapes:
         if tp > largest:

@@ -53,7 +53,7 @@ def plan(intent: Intent, facts: Mapping[str, HostFacts], previous: Optional[Plan
     )
     if refusals:
         raise PlanRefused(refusals)
-    notes = notes + _idle(views, seats)
+    notes = notes + _idle(views, seats) + _unequal(intent)
     return Plan(
         release=intent.release.name,
         profile=intent.profile,
@@ -180,3 +180,13 @@ def _idle(views: Mapping[str, HostView], seats: List[Seat]) -> List[str]:
         if out:
             notes.append(f"{name}: {out} GPU{'s' if out > 1 else ''} kept from serving by pd_excluded_gpus")
     return notes
+
+
+def _unequal(intent: Intent) -> List[str]:
+    topology = intent.topology
+    if topology.mode != "pd" or topology.prefill.tp == topology.decode.tp:
+        return []
+    return [
+        f"prefill tp {topology.prefill.tp} and decode tp {topology.decode.tp} differ: the release's source allows it "
+        "for models with latent attention, nobody here has run it"
+    ]

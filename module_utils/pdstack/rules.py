@@ -40,6 +40,16 @@ def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal
                     f"choose one of: {fitting}",
                 )
             )
+    prefill, decode = topology.prefill.tp, topology.decode.tp
+    if topology.mode == "pd" and max(prefill, decode) % min(prefill, decode):
+        found.append(
+            Refusal(
+                "pd_topology",
+                f"prefill.tp {prefill} and decode.tp {decode}",
+                "equal sizes, or one a multiple of the other: the engine maps ranks of one side to ranks of the other",
+                f"set both to {min(prefill, decode)}, or one to a multiple of the other",
+            )
+        )
     names = engine_options.ENGINES[release.engine.version] if release else None
     found += _extra("pd_engine.extra_args", engine.extra_args, flags.PLAN_OWNED, names)
     for role, extra in (

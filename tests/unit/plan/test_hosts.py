@@ -149,6 +149,14 @@ def test_more_gpus_asked_than_there_are(facts: HostFacts, topology: dict[str, An
     assert remedy in item.remedy
 
 
+def test_the_cpu_profile_needs_simulated_gpus() -> None:
+    (item,) = refusals(inv.host(gpus=[]), pd_profile="cpu")
+    assert "pd_sysfs_root" in item.remedy
+    facts = inv.host(gpus=[0])
+    (item,) = refusals(facts, pd_excluded_gpus=[facts.gpus[0].pci], pd_topology=inv.aggregated(1), pd_model=SMALL)
+    assert "pd_excluded_gpus" in item.remedy
+
+
 def test_weights_that_do_not_fit_the_gpus() -> None:
     first, second = refusals(inv.host(), pd_topology=inv.pd(2, 2), pd_engine={"mem_fraction_static": 0.6})
     assert first.subject == "pd_topology.prefill.tp on gpu1"

@@ -54,7 +54,7 @@ def attempt(facts: list[HostFacts], topology: dict[str, Any], previous: plan.Pla
         return inv.planned(
             *facts, pd_topology=topology, pd_model=TINY, pd_profile="cpu", pd_ports={"decode": 31000}, previous=previous
         )
-    except refusal.PlanRefused:
+    except refusal.Refused:
         return None
 
 
