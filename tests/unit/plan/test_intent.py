@@ -57,7 +57,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"pd_topology": {"context_length": True}}, "pd_topology.context_length", "True", "whole number"),
     ({"pd_topology": {"prefill": {"tp": 0}}}, "pd_topology.prefill.tp", "1 to 64", "range"),
     ({"pd_topology": {"decode": {"count": "some"}}}, "pd_topology.decode.count", "auto", "quotes"),
-    ({"pd_topology": {"mode": "aggregated", "aggregated": {"tp": 3}}}, "pd_topology.aggregated.tp", "64 attention heads", "1, 2, 4, 8"),
+    ({"pd_topology": inv.aggregated(3)}, "pd_topology.aggregated.tp", "64 attention heads", "1, 2, 4, 8"),
     ({"pd_topology": {"prefill": {"context_length": 4096}}}, "pd_topology.prefill.context_length", "unknown", "pair"),
     ({"pd_topology": {"prefill": {"tp": 8}, "decode": {"tp": 3}}, "pd_model": {**inv.FLASH, "heads": 24}},
      "pd_topology", "multiple of the other", "both to 3"),
