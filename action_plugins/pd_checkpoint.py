@@ -19,7 +19,7 @@ from ansible.module_utils.pdstack.checkpoint import listing as listings
 from ansible.module_utils.pdstack.checkpoint.agent import Outcome
 from ansible.module_utils.pdstack.checkpoint.errors import CheckpointError, SourceError
 from ansible.module_utils.pdstack.checkpoint.progress import Status
-from ansible.module_utils.pdstack.checkpoint.reconcile import report
+from ansible.module_utils.pdstack.checkpoint.request import report
 from ansible.module_utils.pdstack.checkpoint.service import secret_path
 from ansible.module_utils.pdstack.checkpoint.sources import DirSource
 from ansible.plugins.action import ActionBase

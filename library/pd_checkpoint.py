@@ -246,7 +246,8 @@ from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible.module_utils.pdstack.checkpoint.agent import Outcome
 from ansible.module_utils.pdstack.checkpoint.errors import CheckpointError
 from ansible.module_utils.pdstack.checkpoint.peers import FanOut
-from ansible.module_utils.pdstack.checkpoint.reconcile import Reconciler, Request, report
+from ansible.module_utils.pdstack.checkpoint.reconcile import Reconciler
+from ansible.module_utils.pdstack.checkpoint.request import Request, report
 from ansible.module_utils.pdstack.checkpoint.service import Service, outcome_path, secret_path, unit_name
 
 SPEC: Dict[str, Any] = {

@@ -19,7 +19,8 @@ from . import scrub
 from .errors import CheckpointError
 from .peers import FanOut, Swarm, read_secret
 from .progress import write_json
-from .reconcile import Reconciler, Request, Result, World
+from .reconcile import Reconciler, World
+from .request import Request, Result
 from .store import Store, load_manifest
 
 STATE_DIR = "/var/lib/pdstack/checkpoint"

@@ -14,6 +14,7 @@ import os
 import re
 import socketserver
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, cast
@@ -26,10 +27,11 @@ from .transport import HttpTransport, Transport, get_json
 
 GRACE = 15.0  # seconds that a host may take to start before its share goes to the others
 POLL = 0.5  # seconds between looks at each peer
-DEAD = 4  # looks without an answer after which a peer counts as gone
+SILENCE = 8.0  # seconds without an answer after which a peer counts as gone
 PEER_ATTEMPTS = 2  # attempts at one peer before the file is put back
 GIVE_UP = 3  # failures of peers with one file before it is taken from the origin
 BANNED = 3  # failures of one peer before it is asked for nothing more
+MOMENT, MOMENTS = 0.02, 100  # seconds between looks for a file that changes its name, and how many
 PROVEN = "X-Pdstack-Proven"
 SCHEME = "Pdstack"
 
@@ -90,7 +92,6 @@ class View:
     flying: Set[str] = field(default_factory=set)
     done: bool = False
     since: Optional[float] = None
-    missed: int = 0
 
 
 class Swarm:
@@ -182,17 +183,15 @@ class Swarm:
                 found = peer.status()
                 have, flying, done = set(found["have"]), set(found["flying"]), bool(found["done"])
             except (SourceError, KeyError, TypeError):
-                view.missed += 1
+                pass
             else:
                 view.have, view.flying, view.done = have, flying, done
-                view.since, view.missed = self._clock.monotonic(), 0
+                view.since = self._clock.monotonic()
             self._closing.wait(POLL)
 
     def _alive(self, name: str) -> bool:
-        view = self._views[name]
-        if view.since is None:
-            return self._clock.monotonic() - self._started < GRACE
-        return view.missed < DEAD
+        since, now = self._views[name].since, self._clock.monotonic()
+        return now - self._started < GRACE if since is None else now - since < SILENCE
 
     def _owner(self, key: str, usable: Set[str]) -> str:
         """Return the name of the peer that owns a file, "" for this host: the first living one in turn."""
@@ -292,29 +291,32 @@ class _Handler(BaseHTTPRequestHandler):
             self._short(200, json.dumps(swarm.status()).encode())
             return
         match = re.fullmatch(r"/file/((?:sha256|git-sha1)-[0-9a-f]+)", self.path)
-        places, flight = swarm.find(match.group(1)) if match else ([], None)
-        for place in places:
-            try:
-                fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError:
-                continue
-            try:
-                self._send(fd, os.fstat(fd).st_size, None)
-            finally:
-                os.close(fd)
-            return
-        if flight is None:
+        opened = self._open(swarm, match.group(1)) if match else None
+        if opened is None:
             self._short(404)
             return
+        fd, flight = opened
         try:
-            fd = os.open(flight.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            self._short(404)
-            return
-        try:
-            self._send(fd, flight.size, flight)
+            self._send(fd, os.fstat(fd).st_size if flight is None else flight.size, flight)
         finally:
             os.close(fd)
+
+    def _open(self, swarm: Swarm, key: str) -> Optional[Tuple[int, Optional[Flight]]]:
+        """Return an open file, with its flight where it is still arriving; None for a file that is not here.
+
+        A file that has just landed or is just being published is between two names for a moment.
+        """
+        for _ in range(MOMENTS):
+            places, flight = swarm.find(key)
+            for place in places or ([flight.path] if flight else []):
+                try:
+                    return os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), None if places else flight
+                except OSError:
+                    continue
+            if not places and flight is None:
+                return None
+            time.sleep(MOMENT)
+        return None
 
     def _short(self, status: int, body: bytes = b"") -> None:
         self.send_response(status)

@@ -6,26 +6,23 @@ import contextlib
 import math
 import os
 import random
-import stat as stats
 import threading
 import time
-import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
-from .. import codec
-from . import listing as listings, manifest as manifests, plan as plans, sanity, scrub
+from . import links, listing as listings, manifest as manifests, plan as plans, retire, sanity, scrub
 from .errors import BUSY, TRANSIENT, CheckpointError, SourceError
 from .fetch import Clock, Fetcher, FetchOptions, disk_error
 from .listing import Listing, RepoFile
 from .manifest import Entry, Manifest
 from .peers import Swarm
 from .progress import Progress
-from .sources import HUB_ENDPOINT, DirSource, HttpSource, HubSource, Source
+from .request import VERIFY, Request, Result, open_sources
+from .sources import HubSource, Source
 from .store import (
     Store,
-    follow_links,
     load_manifest,
     lstat,
     make_parents,
@@ -33,83 +30,9 @@ from .store import (
     sync_directory,
     tree,
 )
-from .transport import HttpTransport, Transport
+from .transport import Transport
 
-VERIFY = ("stat", "sample", "full")
 SAMPLE = 8  # verify=sample hashes one file of so many
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the operator asks for. Sizes in bytes, times in seconds.
-
-    ``sources`` in order of preference: ``hub``, ``dir:///path``, ``http(s)://base``, and
-    ``keyed:///path``, a directory whose files are named by their content. ``listing`` is a
-    listing document; without one it comes from the hub if that is a source, else from the first
-    source that carries one.
-    """
-
-    repo: str
-    commit: str
-    root: str
-    sources: List[str] = field(default_factory=list)
-    listing: Any = None
-    include: List[str] = field(default_factory=list)
-    exclude: List[str] = field(default_factory=list)
-    workers: int = 8
-    verify: str = "stat"
-    min_free: int = 0
-    shards: Optional[int] = None
-    expert_dtype: Optional[str] = None
-    endpoint: str = HUB_ENDPOINT
-    proxy: Optional[str] = None
-    token_file: Optional[str] = None
-    min_rate: float = 64 * 1024
-    stall: float = 30.0
-    attempts: int = 8
-
-
-@dataclass
-class Result:
-    """What happened. Paths are relative to ``directory``; ``before`` and ``after`` map each path to its digest."""
-
-    changed: bool = False
-    repo: str = ""
-    commit: str = ""
-    directory: str = ""
-    files: int = 0
-    bytes: int = 0
-    fetched: List[str] = field(default_factory=list)
-    verified: List[str] = field(default_factory=list)  # hashed on the disk in this run
-    repaired: List[str] = field(default_factory=list)  # replaced inside the published directory
-    linked: List[str] = field(default_factory=list)
-    quarantined: List[str] = field(default_factory=list)
-    bytes_by_source: Dict[str, int] = field(default_factory=dict)
-    resumed_bytes: int = 0
-    to_fetch_bytes: int = 0  # check mode: what a run would fetch
-    seconds: float = 0.0
-    last_full_verify: Optional[str] = None
-    problems: List[str] = field(default_factory=list)
-    before: Dict[str, str] = field(default_factory=dict)
-    after: Dict[str, str] = field(default_factory=dict)
-
-
-def report(result: Result) -> Dict[str, Any]:
-    """Return what the module returns: the result's fields, and the diff in place of before and after."""
-    values: Dict[str, Any] = codec.dump(result)
-    before, after = values.pop("before"), values.pop("after")
-
-    def text(files: Dict[str, str]) -> str:
-        return "".join(f"{path}: {files[path]}\n" for path in sorted(files))
-
-    if result.changed:
-        values["diff"] = {
-            "before_header": result.directory,
-            "after_header": result.directory,
-            "before": text(before),
-            "after": text(after),
-        }
-    return values
 
 
 @dataclass
@@ -222,32 +145,16 @@ class Reconciler:
     def absent(self, check: bool = False) -> Result:
         """Remove what was placed and nothing else; a directory with files of others stays, and is named."""
         started = self._world.clock.monotonic()
-        store = self.store
-        ours = [store.status, store.scrub]
-        places = [base for base in (store.final, store.staging) if lstat(base) is not None]
-        listing = next((m.listing for m in map(load_manifest, places) if m is not None), None)
-        if listing is not None:
-            ours += [
-                os.path.join(store.partials, f.key + suffix) for f in listing.files for suffix in ("", ".link", ".twin")
-            ]
-            self._result.before = {file.path: file.key for file in listing.files} if places else {}
-        doomed = [path for path in ours if lstat(path) is not None]
-        self._result.changed = bool(doomed) or any(load_manifest(base) is not None for base in places)
-        if (not places and not doomed) or not self._result.changed:
-            if places:
-                self._result.problems = [f"{places[0]} was not placed by pd_checkpoint and stays"]
-            return self._result
-        if check:
-            return self._result
-        with self._locked("absent"):
-            for base in places:
-                self._remove(base)
-            for path in doomed:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-            self._remove_empty()
-        self._result.seconds = self._world.clock.monotonic() - started
-        return self._result
+        result, retirement = self._result, retire.plan(self.store)
+        if retirement.foreign is not None:
+            result.problems.append(f"{retirement.foreign} was not placed by pd_checkpoint and stays")
+        result.changed, result.before = retirement.needed, retirement.before
+        if retirement.needed and not check:
+            with self._locked("absent"):
+                stay = retire.carry_out(self.store, retirement)
+            result.problems += [f"{path} is not ours and stays" for path in stay]
+        result.seconds = self._world.clock.monotonic() - started
+        return result
 
     # -- observing ---------------------------------------------------------------------------
 
@@ -304,7 +211,7 @@ class Reconciler:
         plan = self._observe(selected, self._rehash())
         entries = self._hash(self.store.base, [step.file for step in plan.of(plans.HASH)])
         bad = plan.of(plans.FETCH) + [step for step in plan.of(plans.HASH) if step.file.path not in entries]
-        have = self._intact_elsewhere({step.file.sha256 for step in bad if step.file.sha256})
+        have = self._elsewhere([step.file for step in bad])
         for step in bad:
             (self._result.linked if step.file.sha256 in have else self._result.fetched).append(step.file.path)
         self._result.verified = sorted(entries)
@@ -426,59 +333,31 @@ class Reconciler:
 
     def _link(self, base: str, wanted: List[RepoFile], entries: Dict[str, Entry]) -> List[RepoFile]:
         """Hard-link what another revision has intact; return the files that are left to fetch."""
-        have = self._intact_elsewhere({file.sha256 for file in wanted if file.sha256})
+        have = self._elsewhere(wanted)
         left: List[RepoFile] = []
         for file in wanted:
-            source = have.get(file.sha256 or "")
-            if source is None:
+            twin = have.get(file.sha256 or "")
+            if twin is None:
                 left.append(file)
                 continue
             temporary = os.path.join(self.store.partials, f"{file.key}.link")
-            before = os.lstat(source)
+            before = os.lstat(twin.path)
             try:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
-                os.link(source, temporary)
+                os.link(twin.path, temporary)
                 self._move_in(base, temporary, file.path)
             except OSError:  # another filesystem, or too many links: then it is fetched
                 left.append(file)
                 continue
-            after = os.lstat(source)
-            entry = next(e for e in self._entries_of(source) if e.inode == before.st_ino)
-            entries[file.path] = manifests.entry_of(after, entry.sha256, entry.verified)
-            follow_links(self.store.others(), before, after)
+            after = os.lstat(twin.path)
+            entries[file.path] = manifests.entry_of(after, twin.entry.sha256, twin.entry.verified)
+            links.follow(self.store.others(), before, after)
             self._result.linked.append(file.path)
         return left
 
-    def _entries_of(self, path: str) -> List[Entry]:
-        for store in self.store.others():
-            if path.startswith(store.final + os.sep):
-                found = load_manifest(store.final)
-                return [] if found is None else list(found.files.values())
-        return []
-
-    def _intact_elsewhere(self, wanted: set[str]) -> Dict[str, str]:
-        """Return full paths by sha256 of trusted files in other checkpoints below the same root."""
-        have: Dict[str, str] = {}
-        if not wanted:
-            return have
-        for store in self.store.others():
-            found = load_manifest(store.final)
-            if found is None:
-                continue
-            corrupt = scrub.findings(store)
-            for path, entry in found.files.items():
-                full = os.path.join(store.final, path)
-                stat = lstat(full)
-                if (
-                    entry.sha256 in wanted
-                    and path not in corrupt
-                    and stat is not None
-                    and stats.S_ISREG(stat.st_mode)
-                    and manifests.trusted(entry, stat, found.written_ns)
-                ):
-                    have[entry.sha256] = full
-        return have
+    def _elsewhere(self, wanted: Sequence[RepoFile]) -> Dict[str, links.Twin]:
+        return links.intact(self.store.others(), {file.sha256 for file in wanted if file.sha256})
 
     def _set_aside(self, base: str, paths: Sequence[str]) -> None:
         """Move what does not belong out of the engine's sight; nothing is deleted."""
@@ -602,77 +481,3 @@ class Reconciler:
             result.last_full_verify = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(oldest))
         result.seconds = self._world.clock.monotonic() - started
         return result
-
-    def _remove(self, base: str) -> None:
-        manifest = load_manifest(base)
-        if manifest is None:
-            return
-        for path in {file.path for file in manifest.listing.files}:
-            full = os.path.join(base, path)
-            before = lstat(full)
-            if before is None or stats.S_ISDIR(before.st_mode):
-                continue
-            links = list(self.store.others()) if before.st_nlink > 1 else []
-            twin = _same_inode(links, before) if links else None
-            os.unlink(full)
-            if twin is not None:
-                follow_links(links, before, os.lstat(twin))
-        os.unlink(os.path.join(base, manifests.MANIFEST_NAME))
-        for folder, _, _ in os.walk(base, topdown=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
-        left = tree(base) if os.path.isdir(base) else []
-        self._result.problems += [f"{os.path.join(base, path)} is not ours and stays" for path in left]
-
-    def _remove_empty(self) -> None:
-        """Take away our empty work directories, and the lock where nothing is left to protect."""
-        work = self.store.work
-        for name in ("staging", "partial", "status", "scrub", "quarantine"):
-            with contextlib.suppress(OSError):
-                os.rmdir(os.path.join(work, name))
-        left = set(os.listdir(work))
-        if left <= {"lock", "clock", "manifest.new"}:
-            for name in sorted(left, key=lambda item: item == "lock"):
-                os.unlink(os.path.join(work, name))
-            os.rmdir(work)
-
-
-def _same_inode(stores: Sequence[Store], stat: os.stat_result) -> Optional[str]:
-    for store in stores:
-        found = load_manifest(store.final)
-        for path, entry in {} if found is None else found.files.items():
-            if entry.inode == stat.st_ino and entry.device == stat.st_dev:
-                return os.path.join(store.final, path)
-    return None
-
-
-def open_sources(request: Request, transport: Optional[Transport] = None) -> List[Source]:
-    """Return the request's sources in order. Raises CheckpointError for one that cannot be understood."""
-    web: Transport = transport or HttpTransport(timeout=request.stall, proxy=request.proxy)
-    found: List[Source] = []
-    for text in request.sources:
-        parts = urllib.parse.urlsplit(text)
-        if text == "hub":
-            found.append(HubSource(request.repo, request.commit, web, request.endpoint, read_token(request.token_file)))
-        elif parts.scheme in ("dir", "keyed") and not parts.netloc and os.path.isabs(parts.path):
-            path = urllib.parse.unquote(parts.path)
-            found.append(DirSource(path, parts.scheme == "keyed", "controller" if parts.scheme == "keyed" else ""))
-        elif parts.scheme in ("http", "https") and parts.netloc:
-            found.append(HttpSource(text, web))
-        else:
-            raise CheckpointError("bad-input", f"source {text!r}", "hub, dir:///absolute/path or http(s)://base")
-    return found
-
-
-def read_token(path: Optional[str]) -> Optional[str]:
-    """Return the token in ``path``, None without one. Raises CheckpointError, never naming the token."""
-    if path is None:
-        return None
-    try:
-        with open(path, encoding="utf-8") as stream:
-            token = stream.read(4096).strip()
-    except OSError as error:
-        raise CheckpointError("bad-input", f"token_file {path}: {error.strerror}") from None
-    if not token or any(char.isspace() or ord(char) > 126 for char in token):
-        raise CheckpointError("bad-input", f"token_file {path} does not hold one token on one line")
-    return token

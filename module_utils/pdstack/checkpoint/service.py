@@ -20,7 +20,7 @@ from .agent import SECRET_CREDENTIAL, STATE_DIR, TOKEN_CREDENTIAL, Job, Outcome,
 from .errors import CheckpointError
 from .peers import FanOut
 from .progress import write_json
-from .reconcile import Request
+from .request import Request
 from .store import Store
 
 AGENT = "/usr/local/lib/pdstack/pdstack-checkpoint.pyz"
@@ -32,12 +32,15 @@ MODULES = (
     "checkpoint.agent",
     "checkpoint.errors",
     "checkpoint.fetch",
+    "checkpoint.links",
     "checkpoint.listing",
     "checkpoint.manifest",
     "checkpoint.peers",
     "checkpoint.plan",
     "checkpoint.progress",
     "checkpoint.reconcile",
+    "checkpoint.request",
+    "checkpoint.retire",
     "checkpoint.sanity",
     "checkpoint.scrub",
     "checkpoint.service",

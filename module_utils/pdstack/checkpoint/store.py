@@ -201,20 +201,3 @@ def save_manifest(work: str, directory: str, manifest: Manifest) -> Manifest:
 
 def load_manifest(directory: str) -> Optional[Manifest]:
     return manifests.load(os.path.join(directory, MANIFEST_NAME))
-
-
-def follow_links(stores: List[Store], before: os.stat_result, after: os.stat_result) -> None:
-    """Tell the other checkpoints that an inode they share got a new ctime because a link came or went.
-
-    Only an entry that was trusted by its whole stat before is moved on; all else stays suspect.
-    """
-    for store in stores:
-        found = load_manifest(store.final)
-        if found is None:
-            continue
-        files = dict(found.files)
-        for path, entry in found.files.items():
-            if entry.inode == before.st_ino and manifests.trusted(entry, before, found.written_ns):
-                files[path] = manifests.entry_of(after, entry.sha256, entry.verified)
-        if files != found.files:
-            save_manifest(store.work, store.final, Manifest(found.listing, files))

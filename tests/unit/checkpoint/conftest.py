@@ -14,7 +14,8 @@ import pytest
 from hub import repository
 from hub.repository import Repository
 from hub.server import Hub
-from pdstack.checkpoint.reconcile import Reconciler, Request, World
+from pdstack.checkpoint.reconcile import Reconciler, World
+from pdstack.checkpoint.request import Request
 
 
 class FastClock:

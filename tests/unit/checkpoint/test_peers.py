@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import random
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -21,10 +23,15 @@ from pdstack.checkpoint.reconcile import Reconciler, World
 SECRET = b"s" * 64
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.2", 0))
-        return probe.getsockname()[1]
+def free_port(addresses: Iterable[str] = ("127.0.0.2",)) -> int:
+    """Return a port that is free on all addresses, below those that outgoing connections take."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for address in addresses:
+                probe = probes.enter_context(socket.socket())
+                probe.bind((address, port))
+            return port
 
 
 @dataclasses.dataclass
@@ -41,9 +48,9 @@ class Host:
 class Fleet:
     def __init__(self, site, count: int) -> None:
         self.site = site
-        self.port = free_port()
         self.names = [f"h{number}" for number in range(count)]
         self.addresses = [f"127.0.0.{2 + number}" for number in range(count)]
+        self.port = free_port(self.addresses)
         self.hosts = [
             Host(dataclasses.replace(site, root=site.root / name, clock=time), number)
             for number, name in enumerate(self.names)
@@ -80,6 +87,7 @@ def big(site, tmp_path, monkeypatch):
     """Shards that take some tenths of a second each, so that the hosts overlap."""
     monkeypatch.setattr(peers, "GRACE", 1.5)
     monkeypatch.setattr(peers, "POLL", 0.05)
+    monkeypatch.setattr(peers, "SILENCE", 3.0)
     toy = repository.make(tmp_path / "big", shards=9, shard_bytes=1 << 18)
     with Hub(toy) as hub:
         site.hub, site.toy, hub.rate = hub, toy, 4e6
