@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.verify
 UNITS = ("pd-prefill@0.service", "pd-decode@0.service", "pd-router.service")
 
 
@@ -57,8 +56,8 @@ def test_files_of_the_units_pass_systemd(host):
 
 def test_processes_are_pinned_as_planned(host, plan):
     for instance in plan["instances"]:
-        group = show(host, instance["unit"], "ControlGroup")
-        pids = host.check_output(f"cat /sys/fs/cgroup{group}/cgroup.procs").split()
+        found = host.check_output(f"grep -lF '/{instance['unit']}' /proc/[0-9]*/cgroup 2>/dev/null || true")
+        pids = [path.split("/")[2] for path in found.split()]
         assert len(pids) >= 2, "an engine has a parent and at least a scheduler"
         for pid in pids:
             status = host.file(f"/proc/{pid}/status").content_string
@@ -115,8 +114,10 @@ def test_only_the_expected_units_have_restarted(host):
     assert restarted == set(record["restarted"]), record["breakage"]
 
 
-def test_the_current_release_is_whole(host):
+def test_processes_run_the_current_release(host):
+    """Libraries that a process has mapped cannot lie about where they came from, a command line can."""
     target = host.check_output("readlink -f /opt/pdstack/current")
-    manifest = json.loads(host.file(f"{target}/manifest.json").content_string)
-    assert target.rsplit("/", 1)[-1] in json.dumps(manifest) or manifest
-    assert host.run(f"{target}/venv/bin/python -c 'import sglang, nixl'").rc == 0
+    assert host.file(f"{target}/manifest.json").exists
+    for unit in UNITS:
+        mapped = host.check_output(f"grep -o '/opt/pdstack/releases/[^/]*' /proc/{show(host, unit, 'MainPID')}/maps")
+        assert set(mapped.split()) == {target}
