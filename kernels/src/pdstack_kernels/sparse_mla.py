@@ -1,0 +1,206 @@
+"""Sparse MLA decode over the paged FP8 cache of DeepSeek-V4, on tensor cores.
+
+One program takes a block of heads of one query row and a share of the row's tokens (both pools, in one loop), so the
+KV is read once per head block instead of once per head. Heads are the M dimension of the MMA, the 512 values of a
+token are eight 64-wide chunks: seven of e4m3 with one power-of-two scale each, which bf16 holds exactly, and the
+rotary one, stored as bf16. Softmax is online and in base 2. Where one program per head block would leave
+multiprocessors idle, a row's tokens are split and a second kernel merges the partial results.
+
+Everything that depends on lengths is read on the device: a captured graph replays with new lengths and indices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from . import layout, sparse_mla_jit
+
+LOG2E = 1.4426950408889634
+SM120_SHARED = 101376
+MOST_SPLITS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How one call is cut: heads and tokens of a tile, warps of a program, programs among which a row is split."""
+
+    heads: int
+    tokens: int
+    warps: int
+    splits: int
+
+
+@functools.cache
+def device_limits(device: torch.device) -> tuple[int, int]:
+    """(multiprocessors, shared memory of a block in bytes), asked once; for the interpreter's CPU, small ones."""
+    if device.type != "cuda":
+        return 8, SM120_SHARED
+    index = torch.cuda.current_device() if device.index is None else device.index
+    properties = triton.runtime.driver.active.utils.get_device_properties(index)
+    return int(properties["multiprocessor_count"]), int(properties["max_shared_mem"])
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(rows: int, heads: int, width0: int, width1: int, sms: int, shared: int) -> Config:
+    """The cut for a call, from shapes alone: a graph may be captured with it and replayed with any lengths.
+
+    Tuned on an H200 (docs/kernels.md); the shapes' limits hold for sm_120, whose blocks have 99 KB.
+
+    Args:
+        rows: query rows; heads: heads that are computed; width0, width1: index widths of the two pools.
+        sms: multiprocessors; shared: bytes of shared memory that a block can have.
+    """
+    block = 32 if heads > 16 and rows * -(-heads // 32) >= sms // 4 else 16
+    programs = max(1, rows * -(-heads // block))
+
+    def tiles(size: int) -> int:
+        return max(1, -(-width0 // size) - (-width1 // size))
+
+    if programs * tiles(32) <= sms or (block == 32 and shared < 102400):
+        tile, warps, resident = 32, 4, sms
+    elif programs * tiles(64) <= 2 * sms:
+        tile, warps, resident = 64, 8, sms
+    else:
+        tile, warps, resident = 32 if block == 16 else 64, 4, 2 * sms
+    share = -(-tiles(tile) // max(1, min(MOST_SPLITS, resident // programs)))
+    return Config(heads=block, tokens=tile, warps=warps, splits=-(-tiles(tile) // share))
+
+
+def sparse_mla_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    indices: torch.Tensor,
+    topk_length: torch.Tensor | None = None,
+    attn_sink: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    extra_k_cache: torch.Tensor | None = None,
+    extra_indices: torch.Tensor | None = None,
+    extra_topk_length: torch.Tensor | None = None,
+    *,
+    head_range: tuple[int, int] | None = None,
+    config: Config | None = None,
+    dot_dtype: tl.dtype = tl.bfloat16,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of each query row over its own list of cached tokens.
+
+    Args:
+        q: [B, 1, H, 512] bf16, any strides with contiguous rows of 512; H from 1 to 128.
+        k_cache: [pages, P, 1, 584], one-byte elements, MODEL1 layout (`layout`), any P and page stride.
+        indices: [B, W] or [B, 1, W] int32 token indices; -1 is no token.
+        topk_length: [B] int32 or None; entries of a row at or behind its length are ignored.
+        attn_sink: [H] fp32 or None, added to the softmax's denominator only.
+        softmax_scale: default 512 ** -0.5.
+        extra_k_cache, extra_indices, extra_topk_length: the second pool, or None.
+        head_range: (first, end): compute only these heads; the others' output is left unwritten.
+        config: the cut; None chooses it from the shapes.
+        dot_dtype: operand type of the products; fp32 for the interpreter.
+    Returns:
+        out [B, 1, H, 512] in q's dtype, and lse [B, heads, 1] fp32 (natural logarithm, without the sink, -inf for a
+        row without tokens, whose output is 0).
+    Raises:
+        ValueError: shapes or types that the kernel does not take.
+    Source: FlashMLA's ``flash_mla_with_kvcache``, of which the engine calls this subset.
+    """
+    if q.dim() != 4 or q.shape[1] != 1 or q.shape[3] != layout.HEAD_DIM or q.stride(3) != 1:
+        raise ValueError(f"q must be [B, 1, H, {layout.HEAD_DIM}] with contiguous rows, found {tuple(q.shape)}")
+    rows, _, all_heads, _ = q.shape
+    first, last = head_range or (0, all_heads)
+    heads = last - first
+    if not 0 <= first < last <= all_heads or heads > 128:
+        raise ValueError(f"head range {(first, last)} does not fit {all_heads} heads (at most 128 at once)")
+    index0, width0 = _rows_of(indices, rows)
+    cache0 = layout.raw_bytes(k_cache)
+    if extra_k_cache is not None and extra_indices is not None:
+        index1, width1 = _rows_of(extra_indices, rows)
+        cache1, page1, stride1 = layout.raw_bytes(extra_k_cache), extra_k_cache.shape[1], extra_k_cache.stride(0)
+    else:
+        index1, width1, cache1, page1, stride1, extra_topk_length = index0, 0, cache0, 0, 0, None
+    scale = layout.HEAD_DIM**-0.5 if softmax_scale is None else softmax_scale
+
+    out = torch.empty(rows, 1, all_heads, layout.HEAD_DIM, dtype=q.dtype, device=q.device)
+    lse = torch.empty(rows, heads, 1, dtype=torch.float32, device=q.device)
+    if rows == 0:
+        return out, lse
+    cut = config or choose(rows, heads, width0, width1, *device_limits(q.device))
+    part, part_lse = out, lse
+    if cut.splits > 1:
+        shape = (rows, cut.splits, heads, layout.HEAD_DIM)
+        part = torch.empty(shape, dtype=q.dtype, device=q.device)
+        part_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
+    # Programmatic dependent launch: the merge is set up while the splits still run.
+    overlap = q.is_cuda and cut.splits > 1
+    sink = lse if attn_sink is None else attn_sink
+    sparse_mla_jit.decode_kernel[(triton.cdiv(heads, cut.heads), cut.splits, rows)](
+        q,
+        cache0,
+        index0,
+        index0 if topk_length is None else topk_length,
+        cache1,
+        index1,
+        index1 if extra_topk_length is None else extra_topk_length,
+        sink,
+        out,
+        lse,
+        part,
+        part_lse,
+        scale * LOG2E,
+        width0,
+        width1,
+        k_cache.stride(0),
+        stride1,
+        q.stride(0),
+        q.stride(2),
+        index0.stride(0),
+        index1.stride(0),
+        out.stride(0),
+        out.stride(2),
+        first,
+        heads,
+        PAGE0=k_cache.shape[1],
+        PAGE1=page1,
+        HAS_LENGTHS0=topk_length is not None,
+        HAS_LENGTHS1=extra_topk_length is not None,
+        HAS_SINK=attn_sink is not None,
+        SPLIT=cut.splits > 1,
+        HB=cut.heads,
+        T=cut.tokens,
+        DT=dot_dtype,
+        PACKED=dot_dtype == tl.bfloat16,
+        # Worth its instructions only where a program has more than two tiles.
+        PREFETCH=q.is_cuda and width0 + width1 > 2 * cut.tokens * cut.splits,
+        OVERLAP=overlap,
+        num_warps=cut.warps,
+    )
+    if cut.splits > 1:
+        sparse_mla_jit.merge_kernel[(heads, rows)](
+            part,
+            part_lse,
+            sink,
+            out,
+            lse,
+            cut.splits,
+            out.stride(0),
+            out.stride(2),
+            first,
+            heads,
+            HAS_SINK=attn_sink is not None,
+            BS=triton.next_power_of_2(cut.splits),
+            OVERLAP=overlap,
+            num_warps=4 if cut.splits <= 8 else 8,
+            launch_pdl=overlap,
+        )
+    return out, lse
+
+
+def _rows_of(indices: torch.Tensor, rows: int) -> tuple[torch.Tensor, int]:
+    flat = indices.reshape(rows, -1) if rows else indices.reshape(0, indices.shape[-1])
+    if flat.dtype != torch.int32:
+        raise ValueError(f"indices must be int32, found {flat.dtype}")
+    if flat.shape[1] > 1 and flat.stride(1) != 1:
+        flat = flat.contiguous()
+    return flat, flat.shape[1]

@@ -1,0 +1,292 @@
+"""Device code of `sparse_mla`."""
+
+# mypy: ignore-errors
+# ruff: noqa: N803, RET505, RUF005
+# Triton reads these bodies, not Python: types are Triton's, and tuples grow only by addition.
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _dequantise(raw, scale, DT: tl.constexpr, PACKED: tl.constexpr):
+    """e4m3 bytes [T, 64] times 2^(scale - 127) [T], exact in DT.
+
+    PACKED: four bytes at a time. Shifting an e4m3 byte into a bf16's bits gives its value times 2^-120, subnormals
+    included, so one multiplication by 2^120 and one by the scale finish it. Marked impure only so that Triton
+    converts once, before the tile goes to shared memory, and not again for each of the two products.
+    """
+    if PACKED:
+        bits = tl.where(scale == 0, 0x40, scale.to(tl.int32) << 7)
+        pair = (bits | (bits << 16))[:, None]
+        raw4, pair4 = tl.broadcast(raw, pair)
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, x, y;
+            prmt.b32 a, $2, 0, 0x1404;
+            prmt.b32 b, $2, 0, 0x3424;
+            shr.b32 x, a, 4;
+            shr.b32 y, b, 4;
+            and.b32 x, x, 0x07f007f0;
+            and.b32 y, y, 0x07f007f0;
+            lop3.b32 a, a, 0x80008000, x, 0xEA;
+            lop3.b32 b, b, 0x80008000, y, 0xEA;
+            mov.b32 x, 0x7b807b80;
+            mul.bf16x2 a, a, x;
+            mul.bf16x2 b, b, x;
+            mul.bf16x2 $0, a, $3;
+            mul.bf16x2 $1, b, $3;
+            }""",
+            "=r,=r,r,r,r,r,r",
+            [raw4, pair4],
+            dtype=tl.bfloat16,
+            is_pure=False,
+            pack=4,
+        )
+    else:
+        factor = tl.where(scale == 0, 0x00400000, scale.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        return (raw.to(tl.float8e4nv, bitcast=True).to(tl.float32) * factor[:, None]).to(DT)
+
+
+@triton.jit
+def _once(values, PACKED: tl.constexpr):
+    """The values, behind an opaque move: see `_dequantise` on why the compiler must not look through."""
+    if PACKED:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [values], dtype=tl.bfloat16, is_pure=False, pack=2)
+    else:
+        return values
+
+
+@triton.jit
+def _indices(tile, end, tiles0, row0, count0, row1, count1, T: tl.constexpr, PAGE1: tl.constexpr):
+    """The token indices of a tile; -1 at and behind the row's length, and for a tile at or behind ``end``."""
+    at = tile * T + tl.arange(0, T)
+    if PAGE1 > 0:
+        second = tile >= tiles0
+        at -= tl.where(second, tiles0 * T, 0)
+        count = tl.where(second, count1, count0)
+        return tl.load(tl.where(second, row1, row0) + at, mask=(at < count) & (tile < end), other=-1)
+    else:
+        return tl.load(row0 + at, mask=(at < count0) & (tile < end), other=-1)
+
+
+@triton.jit
+def _locate(index, second, cache0, page_bytes0, cache1, page_bytes1, PAGE0: tl.constexpr, PAGE1: tl.constexpr):
+    """Addresses of the tokens' 576 data bytes and 8 scale bytes; those of token 0 where the index is -1."""
+    index = tl.where(index >= 0, index, 0)
+    if PAGE1 > 0:
+        page = tl.where(second, index // PAGE1, index // PAGE0)
+        slot = tl.where(second, index % PAGE1, index % PAGE0)
+        base = page.to(tl.int64) * tl.where(second, page_bytes1, page_bytes0)
+        scale_off = tl.where(second, PAGE1, PAGE0) * 576
+        cache = tl.where(second, cache1, cache0)
+    else:
+        slot = index % PAGE0
+        base = (index // PAGE0).to(tl.int64) * page_bytes0
+        scale_off = PAGE0 * 576
+        cache = cache0
+    return cache + tl.multiple_of(base + slot * 576, 16), cache + tl.multiple_of(base + scale_off + slot * 8, 8)
+
+
+@triton.jit
+def _prefetch(token, scale_at):
+    """Ask the L2 for the tokens' bytes, a request every 72 of a token's 576; nothing waits for them."""
+    part = token[:, None] + 72 * tl.arange(0, 8)[None, :]
+    ask: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(ask, "=r,l", [part], dtype=tl.int32, is_pure=False, pack=1)
+    tl.inline_asm_elementwise(ask, "=r,l", [scale_at], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _side_by_side(a, b, N: tl.constexpr):
+    """[M, N] and [M, N] to [M, 2 N]; a renaming of registers."""
+    return tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (a.shape[0], 2 * N))
+
+
+@triton.jit
+def _whole(chunks, scale):
+    """Eight [HB, 64] chunks times scale [HB], as one [HB, 512] tile: stored with one change of layout, not eight."""
+    f = scale[:, None]
+    a = _side_by_side(chunks[0] * f, chunks[1] * f, 64)
+    b = _side_by_side(chunks[2] * f, chunks[3] * f, 64)
+    c = _side_by_side(chunks[4] * f, chunks[5] * f, 64)
+    d = _side_by_side(chunks[6] * f, chunks[7] * f, 64)
+    return _side_by_side(_side_by_side(a, b, 128), _side_by_side(c, d, 128), 256)
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr,
+    cache0,
+    indices0,
+    lengths0,
+    cache1,
+    indices1,
+    lengths1,
+    sink_ptr,
+    out_ptr,
+    lse_ptr,
+    part_ptr,
+    part_lse_ptr,
+    scale_log2,
+    width0,
+    width1,
+    page_bytes0,
+    page_bytes1,
+    q_stride_b,
+    q_stride_h,
+    index_stride0,
+    index_stride1,
+    out_stride_b,
+    out_stride_h,
+    first_head,
+    heads,
+    PAGE0: tl.constexpr,
+    PAGE1: tl.constexpr,
+    HAS_LENGTHS0: tl.constexpr,
+    HAS_LENGTHS1: tl.constexpr,
+    HAS_SINK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HB: tl.constexpr,
+    T: tl.constexpr,
+    DT: tl.constexpr,
+    PACKED: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Grid (head blocks, splits, rows). PAGE1 = 0: no second pool. Not SPLIT: the one program finishes the row."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    split = tl.program_id(1)
+    splits = tl.num_programs(1)
+    row = tl.program_id(2).to(tl.int64)
+    head = tl.program_id(0) * HB + tl.arange(0, HB)
+    real = head < heads
+    d = tl.arange(0, 64)
+
+    q_at = q_ptr + row * q_stride_b + (first_head + head)[:, None] * q_stride_h + d[None, :]
+    q = ()
+    acc = ()
+    for c in tl.static_range(8):
+        q = q + (tl.load(q_at + c * 64, mask=real[:, None], other=0.0).to(DT),)
+        acc = acc + (tl.zeros([HB, 64], tl.float32),)
+    top = tl.full([HB], -1e30, tl.float32)
+    # Summed over a tile's tokens only at the end: one reduction across warps less a tile.
+    totals = tl.zeros([HB, T], tl.float32)
+
+    count0 = width0
+    if HAS_LENGTHS0:
+        count0 = tl.minimum(tl.load(lengths0 + row), width0)
+    tiles0 = tl.cdiv(tl.maximum(count0, 0), T)
+    tiles = tiles0
+    count1 = 0
+    if PAGE1 > 0:
+        count1 = width1
+        if HAS_LENGTHS1:
+            count1 = tl.minimum(tl.load(lengths1 + row), width1)
+        tiles = tiles0 + tl.cdiv(tl.maximum(count1, 0), T)
+    share = tl.cdiv(tiles, splits)
+    begin = split * share
+    end = tl.minimum(begin + share, tiles)
+
+    row0 = indices0 + row * index_stride0
+    row1 = indices1 + row * index_stride1
+    ahead = _indices(begin, end, tiles0, row0, count0, row1, count1, T, PAGE1)
+    for tile in range(begin, end):
+        index = ahead
+        ahead = _indices(tile + 1, end, tiles0, row0, count0, row1, count1, T, PAGE1)
+        valid = index >= 0
+        token, scale_at = _locate(index, tile >= tiles0, cache0, page_bytes0, cache1, page_bytes1, PAGE0, PAGE1)
+        scales = tl.load(scale_at.to(tl.pointer_type(tl.uint64), bitcast=True), mask=valid, other=0)
+        # Every load before the first conversion: the conversions are opaque, so no load moves up across them.
+        raw = ()
+        for c in tl.static_range(7):
+            raw = raw + (tl.load(token[:, None] + c * 64 + d[None, :], mask=valid[:, None], other=0),)
+        rope_at = (token + 448).to(tl.pointer_type(tl.bfloat16), bitcast=True)
+        rope = tl.load(rope_at[:, None] + d[None, :], mask=valid[:, None], other=0.0)
+        k = ()
+        for c in tl.static_range(7):
+            k = k + (_dequantise(raw[c], (scales >> (8 * c)).to(tl.uint8), DT, PACKED),)
+        k = k + (_once(rope.to(DT), PACKED),)
+        if PREFETCH:
+            token, scale_at = _locate(ahead, tile + 1 >= tiles0, cache0, page_bytes0, cache1, page_bytes1, PAGE0, PAGE1)
+            _prefetch(token, scale_at)
+
+        # Four sums instead of one: a chain of 32 dependent MMAs costs more time than everything else in a tile.
+        parts = ()
+        for c in tl.static_range(4):
+            half = tl.dot(q[c], tl.trans(k[c]), input_precision="ieee")
+            parts = parts + (tl.dot(q[c + 4], tl.trans(k[c + 4]), half, input_precision="ieee"),)
+        s = (parts[0] + parts[1]) + (parts[2] + parts[3])
+        s = tl.where(valid[None, :], s * scale_log2, -1e30)
+        new_top = tl.maximum(top, tl.max(s, 1))
+        shrink = tl.exp2(top - new_top)
+        p = tl.where(valid[None, :], tl.exp2(s - new_top[:, None]), 0.0)
+        totals = totals * shrink[:, None] + p
+        top = new_top
+        new_acc = ()
+        for c in tl.static_range(8):
+            new_acc = new_acc + (tl.dot(p.to(DT), k[c], acc[c] * shrink[:, None], input_precision="ieee"),)
+        acc = new_acc
+
+    total = tl.sum(totals, 1)
+    seen = total > 0
+    lse2 = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
+    wide = tl.arange(0, 512)
+    if not SPLIT:
+        if HAS_SINK:
+            sink = tl.load(sink_ptr + first_head + head, mask=real, other=0.0) * 1.4426950408889634
+            total += tl.exp2(tl.minimum(sink - top, 126.0))
+        weight = tl.where(seen, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+        out_at = out_ptr + row * out_stride_b + (first_head + head)[:, None] * out_stride_h + wide[None, :]
+        tl.store(out_at, _whole(acc, weight).to(out_ptr.dtype.element_ty), mask=real[:, None])
+        tl.store(lse_ptr + row * heads + head, lse2 * 0.6931471805599453, mask=real)
+    else:
+        weight = 1.0 / tl.where(seen, total, 1.0)
+        part = (row * splits + split) * heads + head
+        part_at = part_ptr + part[:, None] * 512 + wide[None, :]
+        tl.store(part_at, _whole(acc, weight).to(part_ptr.dtype.element_ty), mask=real[:, None])
+        tl.store(part_lse_ptr + part, lse2, mask=real)
+
+
+@triton.jit
+def merge_kernel(
+    part_ptr,
+    part_lse_ptr,
+    sink_ptr,
+    out_ptr,
+    lse_ptr,
+    splits,
+    out_stride_b,
+    out_stride_h,
+    first_head,
+    heads,
+    HAS_SINK: tl.constexpr,
+    BS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Grid (heads, rows): out = sum_s 2^(lse_s - m) O_s / (sum_s 2^(lse_s - m) + 2^(sink * log2(e) - m))."""
+    if OVERLAP:
+        gdc_wait()
+    head = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, 512)
+    s = tl.arange(0, BS)
+    part = (row * splits + s) * heads + head
+    lse = tl.load(part_lse_ptr + part, mask=s < splits, other=float("-inf"))
+    values = tl.load(part_ptr + part[:, None] * 512 + d[None, :], mask=(s < splits)[:, None], other=0.0).to(tl.float32)
+    top = tl.max(lse, 0)
+    seen = top > float("-inf")
+    top = tl.where(seen, top, 0.0)
+    weight = tl.exp2(lse - top)
+    total = tl.sum(weight, 0)
+    acc = tl.sum(values * weight[:, None], 0)
+    lse2 = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
+    tl.store(lse_ptr + row * heads + head, lse2 * 0.6931471805599453)
+    if HAS_SINK:
+        sink = tl.load(sink_ptr + first_head + head) * 1.4426950408889634
+        total += tl.exp2(tl.minimum(sink - top, 126.0))
+    acc = tl.where(seen, acc / tl.where(total > 0, total, 1.0), 0.0)
+    out_at = out_ptr + row * out_stride_b + (first_head + head) * out_stride_h + d
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty))
