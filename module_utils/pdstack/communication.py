@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence
 
+from . import cpulist
 from .facts import HostFacts
 from .placement import HostView
 from .plan_types import Why
@@ -38,7 +39,7 @@ def all_reduce(view: HostView, positions: Sequence[int]) -> Choices:
         chosen.because("all-reduce", "one GPU: there is nothing to reduce over")
         return chosen
     facts = view.facts
-    gpus = "GPU " + ",".join(str(i) for i in positions)
+    gpus = f"GPU {cpulist.render(positions)}"
     fusion = _fusion(facts, positions)
     if fusion.args:
         chosen.args.update(fusion.args)

@@ -21,7 +21,8 @@ class Engine:
     version: str
     spelling: Dict[str, str]
     info_endpoints: Tuple[str, str]  # server and model information
-    moe_runner_backend: str  # proven for the FP4 checkpoint with this release
+    moe_runner_backend: str  # for the FP4 checkpoint on this release
+    moe_reason: str
     compute_capabilities: Tuple[str, ...]  # for which the release's wheels carry kernels or a JIT path
     speculative: Tuple[str, ...]  # algorithms that work for DeepSeek-V4 on this release
     speculative_reason: str = ""
@@ -45,6 +46,7 @@ ENGINES: Dict[str, Engine] = {
         spelling={GRAPH_LIMIT: "cuda-graph-max-bs", EAGER_PREFILL: "disable-cuda-graph"},
         info_endpoints=("/get_server_info", "/get_model_info"),
         moe_runner_backend="marlin",
+        moe_reason="what the reference ran; this release's other backends cannot read the FP4 packing",
         compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
         kernel_extension=True,
         speculative=(),
@@ -56,6 +58,7 @@ ENGINES: Dict[str, Engine] = {
         spelling={GRAPH_LIMIT: "cuda-graph-max-bs-decode", EAGER_PREFILL: "disable-prefill-cuda-graph"},
         info_endpoints=("/server_info", "/model_info"),
         moe_runner_backend="auto",
+        moe_reason="this release picks flashinfer_mxfp4 for the FP4 experts",
         compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
         speculative=("EAGLE", "DSPARK"),
         strict_numa="SGLANG_CRASH_ON_NUMA_BIND_FAILURE",

@@ -287,7 +287,7 @@ def _describe(
     cpus = frozenset(cpu for node in numbers for cpu in shares[(key, node)])
     words = f"NUMA node{'s' if len(numbers) > 1 else ''} {cpulist.render(numbers)}"
     sources = sorted({host.facts.gpus[i].numa_source for i in spot.positions})
-    reason = f"{gpus} hang on {words} ({', '.join(sources)})"
+    reason = f"{gpus}: {words} ({', '.join(sources)})"
     if not cpus:
         return Cpus("", "", f"{reason}, none of whose CPUs this host lets us use: not pinned", _unbound(words))
     shared = any(node in crowded for node in numbers)

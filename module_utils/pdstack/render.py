@@ -33,6 +33,7 @@ def instance(intent: Intent, seat: Seat, cpus: Cpus, peers: Sequence[Seat]) -> I
         Why("gpus", _gpu_reason(seat)),
         Why("cpus", cpus.reason),
         Why("memory_nodes", cpus.memory_reason),
+        *_handover_reasons(intent, seat, env),
         *chosen.why,
     ]
     for where, extra in (
@@ -120,6 +121,23 @@ def _addresses(intent: Intent, seat: Seat) -> Dict[str, str]:
     return env
 
 
+def _handover_reasons(intent: Intent, seat: Seat, env: Dict[str, str]) -> List[Why]:
+    if seat.role not in ("prefill", "decode"):
+        return []
+    bootstrap = env["SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"]
+    waiting = env["SGLANG_DISAGGREGATION_WAITING_TIMEOUT"]
+    return [
+        Why(
+            "disaggregation-transfer-backend",
+            f"pd_transfer: {intent.settings.transfer}; the engine's own default is mooncake",
+        ),
+        Why(
+            "time limits",
+            f"a dead peer fails a request after {bootstrap} s, a KV cache that does not come after {waiting} s",
+        ),
+    ]
+
+
 def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
     """Arguments and environment of a real engine on GPUs."""
     release, engine = intent.release.engine, intent.settings.engine
@@ -133,9 +151,7 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
         args["trust-remote-code"] = True
     args["moe-runner-backend"] = engine.moe_runner_backend or release.moe_runner_backend
     if engine.moe_runner_backend is None:
-        chosen.because(
-            "moe-runner-backend", f"{release.moe_runner_backend}: the proven choice of {intent.release.name}"
-        )
+        chosen.because("moe-runner-backend", f"{release.moe_runner_backend}: {release.moe_reason}")
     if seat.role == "prefill":
         flag = release.spelling[flags.EAGER_PREFILL]
         args[flag] = True
@@ -258,7 +274,7 @@ def _gpu_reason(seat: Seat) -> str:
     gpus = cpulist.render(seat.spot.positions)
     bridges = len({seat.view.switches[i] for i in seat.spot.positions})
     below = "one PCIe switch or root port" if bridges == 1 else f"{bridges} PCIe switches or root ports"
-    return f"tp {seat.tp}: GPU {gpus} {_locality(seat)}, below {below}"
+    return f"tp {seat.tp} on GPU {gpus}: {_locality(seat)}, below {below}"
 
 
 def _locality(seat: Seat) -> str:
