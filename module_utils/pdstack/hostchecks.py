@@ -6,7 +6,7 @@ import json
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from .facts import Gpu, HostFacts
-from .intent import Host, Intent
+from .intent import Host, Intent, is_bindable
 from .plan_types import Plan
 from .refusal import Refusal
 
@@ -64,6 +64,15 @@ def hosts(intent: Intent, facts: Mapping[str, HostFacts]) -> Tuple[List[Refusal]
                 )
             )
         refusals += _disk(intent, host, found)
+        if not is_bindable(host.address):
+            refusals.append(
+                Refusal(
+                    f"pd_service_address on {host.name}",
+                    f"not set, and ansible_host is the name {host.address}",
+                    "an IP address of the host: engines bind their sockets to it",
+                    "set pd_service_address for this host",
+                )
+            )
         if not found.numa:
             notes.append(f"{host.name}: no NUMA nodes found, nothing is pinned")
         if found.simulated and intent.profile == "gpu":

@@ -222,34 +222,25 @@ def _host(name: str, variables: Mapping[str, Any], errors: List[Refusal]) -> Opt
     if settings is None:
         return None
     address = settings.service_address or str(variables.get("ansible_host") or name)
-    if settings.service_address is not None and not _is_address(address):
+    if settings.service_address is not None and not is_bindable(address):
         errors.append(
             Refusal(
                 f"pd_service_address on {name}",
                 repr(address),
-                "an IP address or a host name",
-                "write the address of the service network",
+                "an IP address of the host: engines bind their sockets to it, and a name or 0.0.0.0 does not do",
+                "write the host's address on the service network",
             )
         )
-    return Host(
-        name,
-        address,
-        settings.service_interface,
-        settings.sysfs_root,
-        settings.driver_library,
-        tuple(settings.excluded_gpus),
-    )
+    excluded = tuple(settings.excluded_gpus)
+    return Host(name, address, settings.service_interface, settings.sysfs_root, settings.driver_library, excluded)
 
 
-def _is_address(text: str) -> bool:
+def is_bindable(text: str) -> bool:
+    """Whether an engine can bind to this address and tell peers to connect to it."""
     try:
         return not ipaddress.ip_address(text).is_unspecified
     except ValueError:
-        labels = text.rstrip(".").split(".")
-        return (
-            all(label and label.replace("-", "").replace("_", "").isalnum() for label in labels)
-            and not labels[-1].isdigit()
-        )
+        return False
 
 
 def _addresses(hosts: Mapping[str, Optional[Host]], errors: List[Refusal]) -> None:

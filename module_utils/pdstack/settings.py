@@ -308,7 +308,7 @@ class HostSettings:
     """Variables that may differ from host to host."""
 
     service_address: Optional[str] = option(
-        None, "address where engines bind and peers connect", "ansible_host, else the inventory name"
+        None, "IP address where engines bind and peers connect", "ansible_host, else the inventory name"
     )
     service_interface: Optional[str] = option(
         None,

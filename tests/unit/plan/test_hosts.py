@@ -171,6 +171,11 @@ def test_a_disk_smaller_than_the_checkpoint() -> None:
     assert inv.planned(inv.host(disks=disks[:1]))
 
 
+def test_a_name_is_no_address_to_bind_to() -> None:
+    (item,) = refusals(inv.host(), ansible_host="gpu1.example")
+    assert (item.subject, "pd_service_address" in item.remedy) == ("pd_service_address on gpu1", True)
+
+
 def test_no_facts_of_a_host() -> None:
     with pytest.raises(refusal.PlanRefused) as error:
         plan.plan(inv.read("gpu1", "gpu2"), {"gpu1": inv.host("gpu1")})

@@ -94,6 +94,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"pd_service_interface": "a name much too long"}, "pd_service_interface on gpu1", "interface name", "network"),
     ({"pd_service_address": "0.0.0.0"}, "pd_service_address on gpu1", "IP address", "service network"),
     ({"pd_bootstrap_python": "perhaps"}, "pd_bootstrap_python on gpu1", "true or false", "quotes"),
+    ({"pd_service_address": "gpu1.example"}, "pd_service_address on gpu1", "IP address", "service network"),
     ({"pd_sysfs_root": "sys"}, "pd_sysfs_root on gpu1", "absolute", "root of the sysfs"),
     ({"pd_excluded_gpus": "0000:06:00.0"}, "pd_excluded_gpus on gpu1", "a list", "YAML list"),
 ]  # fmt: skip
