@@ -173,7 +173,8 @@ class System:
     iommu_translating: Optional[bool] = None  # an IOMMU is on and not in passthrough
     acs_redirect: List[str] = field(default_factory=list)  # bridges above GPUs with ReqRedir+ set
     acs_unread: List[str] = field(default_factory=list)  # bridges whose ACS state needs root to read
-    kernel_cmdline: str = ""
+    virtual: Optional[bool] = None  # a hypervisor is below: its IOMMU and bridges are not visible from here
+    kernel_cmdline: str = ""  # the options that bear on GPUs, memory and CPUs
     allowed_cpus: str = ""  # what this process may run on (cpuset), kernel list
 
 

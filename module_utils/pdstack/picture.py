@@ -158,6 +158,8 @@ def state_lines(facts: HostFacts) -> List[Tuple[str, str]]:
     if not facts.gpus:
         redirect = "no GPU to look above"
     found = [("IOMMU", iommu), ("ACS", redirect), ("Secure Boot", _yes_no(system.secure_boot))]
+    if system.virtual:
+        found.insert(0, ("virtual machine", "the hypervisor's IOMMU, bridges and NVSwitches are not visible from here"))
     if driver.nouveau_loaded:
         found.append(("nouveau", "loaded: it holds the GPUs, blacklist it"))
     if driver.nvswitches:

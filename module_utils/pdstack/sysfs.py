@@ -28,6 +28,13 @@ _SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s
 
 
+_KERNEL_OPTIONS = re.compile(
+    r"(intel_|amd_)?iommu|pci|pcie|nvidia|nouveau|nvme|numa|isolcpus|nohz|mitigations|mem|maxcpus|nr_cpus|nosmt|"
+    r"(default_)?hugepage|transparent_hugepage|(rd\.driver|modprobe|module)[._]blacklist|intel_idle|processor\.|idle|"
+    r"systemd\.unified_cgroup|cgroup|swiotlb|vfio"
+)
+
+
 class Tree:
     """A filesystem root to read from; ``/`` is the machine itself."""
 
@@ -50,6 +57,14 @@ class Tree:
                 return stream.read()
         except OSError:
             return None
+
+    def head(self, name: str, size: int) -> str:
+        """Return the start of a file that is long and slow to make, "" where it cannot be read."""
+        try:
+            with open(self.path(name), "rb") as stream:
+                return stream.read(size).decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     def text(self, *parts: str) -> Optional[str]:
         data = self.bytes(*parts)
@@ -153,7 +168,8 @@ def system(tree: Tree, machine: Machine, nodes: List[NumaNode], gpus: List[PciGp
         iommu_translating=iommu_translating(tree, gpus),
         acs_redirect=redirect,
         acs_unread=unread,
-        kernel_cmdline=tree.text("proc/cmdline") or "",
+        virtual=virtual(tree),
+        kernel_cmdline=kernel_options(tree.text("proc/cmdline") or ""),
         allowed_cpus=_allowed_cpus(tree, machine),
     )
 
@@ -184,6 +200,17 @@ def secure_boot(tree: Tree) -> Optional[bool]:
         return False if tree.exists("sys/firmware") else None
     data = tree.bytes(_SECURE_BOOT)  # four bytes of attributes, then the value
     return bool(data[4]) if data and len(data) >= 5 else None
+
+
+def virtual(tree: Tree) -> Optional[bool]:
+    """Return whether the processor says that a hypervisor is below; not known where it has no flags (Arm)."""
+    match = re.search(r"^flags\s*:(.*)$", tree.head("proc/cpuinfo", 16384), re.MULTILINE)
+    return "hypervisor" in match.group(1).split() if match else None
+
+
+def kernel_options(cmdline: str) -> str:
+    """Return the options of a kernel command line that bear on GPUs, memory and CPUs; the rest is nobody's business."""
+    return " ".join(word for word in cmdline.split(" -- ")[0].split() if _KERNEL_OPTIONS.match(word))
 
 
 def online_cpus(tree: Tree) -> str:

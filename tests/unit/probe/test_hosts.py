@@ -141,6 +141,11 @@ def test_secure_boot_and_nouveau():
     assert on_file("rtx-pro-6000-8").driver.nouveau_loaded is False
 
 
+def test_a_virtual_machine_says_so():
+    assert on_file("h200-vm-2").system.virtual is True
+    assert on_file("rtx-pro-6000-8").system.virtual is None  # the fixture has no cpuinfo
+
+
 def test_cpuset():
     assert on_file("cpuset-limited").system.allowed_cpus == "0-7,128-135"
 

@@ -27,6 +27,13 @@ def test_what_is_no_pci_id_is_refused(text):
         pci.normalise(text)
 
 
+def test_only_what_bears_on_gpus_is_kept_of_the_kernel_command_line():
+    line = (
+        "BOOT_IMAGE=/vmlinuz root=UUID=1 ro iommu=pt amd_iommu=on pci=realloc=off rd.luks.key=x password=y -- --pci z"
+    )
+    assert sysfs.kernel_options(line) == "iommu=pt amd_iommu=on pci=realloc=off"
+
+
 def test_pci_ids_sort_by_number():
     assert sorted(["10000:01:00.0", "0000:f4:00.0", "0000:06:00.0"], key=pci.sort_key)[-1] == "10000:01:00.0"
 
