@@ -11,6 +11,8 @@ short_description: Keep a declared set of files and folders, all or nothing
 description:
   - Compares the declared files with the disk, and writes those that differ. New contents are staged beside
     their targets and renamed once all of them lie on disk, so a full disk changes nothing.
+  - A file of which only comments change (lines that start with C(#)) keeps its time, so that M(pd_units) does not
+    restart a service for a reworded explanation.
   - What matches O(owned) and is not declared is removed, such as a drop-in that was added by hand.
   - Not for secrets, since contents appear in the diff.
 version_added: "0.1.0"
@@ -68,8 +70,13 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+effective:
+  description: The paths of which more than comments or attributes differed.
+  returned: always
+  type: list
+  elements: str
 paths:
-  description: The paths that differed, each with what was done (create, update, attributes or remove).
+  description: The paths that differed, each with what was done (create, update, comments, attributes or remove).
   returned: always
   type: dict
 """
@@ -115,6 +122,7 @@ def main() -> None:
         module.fail_json(msg=str(error))
     module.exit_json(
         changed=bool(todo.changes),
+        effective=[change.path for change in todo.changes if change.action not in ("comments", "attributes")],
         paths={change.path: change.action for change in todo.changes},
         diff=[
             {

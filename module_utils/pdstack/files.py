@@ -2,6 +2,9 @@
 
 The role renders what should be; this compares and writes. New contents are staged beside their
 targets first and renamed only when all of them lie on disk, so a full disk changes nothing.
+
+A file of which only comments change keeps its time: whoever compares that time with the start of a
+process (pd_units) then has no reason to restart it for a reworded explanation.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Change:
-    """What differs at one path. ``action`` is create, update, attributes or remove."""
+    """What differs at one path.
+
+    ``action`` is create, update, comments (only lines that start with #), attributes or remove.
+    """
 
     path: str
     action: str
@@ -77,6 +83,7 @@ def apply(todo: FilesPlan) -> None:
     files = [
         todo.entries[c.path] for c in todo.changes if c.action != "remove" and todo.entries[c.path].content is not None
     ]
+    reworded = {c.path for c in todo.changes if c.action == "comments"}
     ids = {entry.path: _ids(entry) for entry in folders + files}
     for entry in sorted(folders, key=lambda item: item.path):
         if os.path.islink(entry.path) or os.path.isfile(entry.path):
@@ -98,6 +105,9 @@ def apply(todo: FilesPlan) -> None:
                 handle.write(entry.content or "")
                 handle.flush()
                 os.fsync(handle.fileno())
+            if entry.path in reworded:
+                kept = os.lstat(entry.path)
+                os.utime(temporary, ns=(kept.st_atime_ns, kept.st_mtime_ns))
         for _, path in staged:
             if os.path.isdir(path) and not os.path.islink(path):
                 raise FilesError(f"{path} is a folder where a file belongs; move it away, then run again.")
@@ -139,13 +149,18 @@ def _compare(entry: Entry) -> Optional[Change]:
             return Change(entry.path, "update", before=_describe(entry.path), after=entry.content)
         before = _read(entry.path)
         if before != entry.content:
-            return Change(entry.path, "update", before=before, after=entry.content)
+            action = "comments" if _settings(before) == _settings(entry.content) else "update"
+            return Change(entry.path, action, before=before, after=entry.content)
     elif not stat.S_ISDIR(found.st_mode):
         return Change(entry.path, "update", before=_describe(entry.path), after=_wanted(entry))
     actual = f"mode {stat.S_IMODE(found.st_mode):04o} {_name(found)}\n"
     if actual != _wanted(entry):
         return Change(entry.path, "attributes", before=actual, after=_wanted(entry))
     return None
+
+
+def _settings(text: str) -> List[str]:
+    return [line for line in text.split("\n") if line and not line.startswith("#")]
 
 
 def _wanted(entry: Entry) -> str:

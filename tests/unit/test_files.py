@@ -56,6 +56,29 @@ def test_sees_and_repairs_each_kind_of_drift(tmp_path: Path, damage, action: str
     assert (tmp_path / "a").read_bytes() == b"a: 1\n"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "action"),
+    [
+        ("# old words\na: 1\n", "# new words\na: 1\n", "comments"),
+        ("a: 1\n", "# new words\n\na: 1\n", "comments"),
+        ("# a: 1\n", "a: 1\n", "update"),
+        ("a: 1 # old\n", "a: 1 # new\n", "update"),  # only whole lines are surely comments
+        ("[Service]\n", "[Service]\nNice=1\n", "update"),
+    ],
+    ids=["reworded", "added", "uncommented", "behind-a-value", "setting"],
+)
+def test_a_file_of_which_only_comments_change_keeps_its_time(tmp_path: Path, before, after, action) -> None:
+    path = tmp_path / "a"
+    path.write_text(before)
+    path.chmod(0o644)
+    os.utime(path, ns=(10**18, 10**18))
+    todo = files.plan([entry(path, after)])
+    assert actions(todo) == {"a": action}
+    files.apply(todo)
+    assert path.read_text() == after
+    assert (path.stat().st_mtime_ns == 10**18) == (action == "comments")
+
+
 def test_removes_only_strays_of_what_it_owns(tmp_path: Path) -> None:
     dropins = tmp_path / "pd-decode@0.service.d"
     declared = [entry(dropins, mode=0o755), entry(dropins / "placement.conf", "[Service]\n")]
