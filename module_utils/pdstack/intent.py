@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, fields
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from . import codec, flags, options, rules
 from .refusal import IntentError, Refusal
@@ -78,7 +78,7 @@ def parse(
     names = sorted(set(gpu_names) | set(router_names), key=natural_key)
     if known_role_variables is not None:
         _unknown_names(hosts, names, set(known_role_variables), tuple(role_prefixes), errors)
-    shared = _shared(hosts, names, errors)
+    shared = _shared(hosts, names, set(gpu_names), errors)
     settings = options.read(Settings, shared, "pd", errors) if names else None
     errors[:] = [_with_prefix(item) for item in errors]
     by_name = {name: _host(name, hosts.get(name, {}), errors) for name in names}
@@ -141,7 +141,8 @@ def natural_key(name: str) -> Tuple[Tuple[int, int, str], ...]:
 
 def _group(groups: Mapping[str, Iterable[str]], name: str, meaning: str, errors: List[Refusal]) -> List[str]:
     if name not in groups:
-        errors.append(Refusal(f"group {name}", "no such group", meaning, f"add a group {name} to the inventory"))
+        hint = options.nearest(name, groups) or f"add a group {name} to the inventory"
+        errors.append(Refusal(f"group {name}", "no such group", meaning, hint))
         return []
     members = sorted({str(host) for host in groups[name]}, key=natural_key)
     if not members:
@@ -167,14 +168,21 @@ def _unknown_names(
         errors.append(Refusal(name, f"an unknown variable (on {_some(found)})", "a variable of this bundle", hint))
 
 
-def _shared(hosts: Mapping[str, Mapping[str, Any]], names: List[str], errors: List[Refusal]) -> Dict[str, Any]:
-    """Return the inventory-wide variables; a pair on which two hosts disagree would hang at the client."""
+def _shared(
+    hosts: Mapping[str, Mapping[str, Any]], names: List[str], gpu_names: Set[str], errors: List[Refusal]
+) -> Dict[str, Any]:
+    """Return the inventory-wide variables; a pair on which two hosts disagree would hang at the client.
+
+    A host that only routes may leave a variable unset: it is often given to the group gpu_hosts alone.
+    """
     shared: Dict[str, Any] = {}
     for field in fields(Settings):
         variable = PREFIX + field.name
         values: List[Tuple[Any, List[str]]] = []
         for host in names:
             value = options.plain(hosts.get(host, {}).get(variable))
+            if value is None and host not in gpu_names:
+                continue
             for known, found in values:
                 if known == value:
                     found.append(host)

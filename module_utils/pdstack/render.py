@@ -70,7 +70,23 @@ def instance(intent: Intent, seat: Seat, cpus: Cpus, peers: Sequence[Seat]) -> I
 
 def routers(intent: Intent, instances: Sequence[Instance]) -> List[Router]:
     """Return one router for each router host."""
-    return [_router(intent, host, i, instances) for i, host in enumerate(intent.router_hosts)]
+    by_host: Dict[str, List[Instance]] = {}
+    for item in instances:
+        by_host.setdefault(item.host, []).append(item)
+    everybody = intent.settings.router.scope == "all"
+    all_workers = _workers(instances) if everybody else {}
+    return [
+        _router(intent, host, i, all_workers if everybody else _workers(by_host.get(host.name, [])))
+        for i, host in enumerate(intent.router_hosts)
+    ]
+
+
+def _workers(instances: Sequence[Instance]) -> Dict[str, List[Worker]]:
+    workers: Dict[str, List[Worker]] = {}
+    for item in instances:
+        url = f"http://{_in_url(item.address)}:{item.ports['http']}"
+        workers.setdefault(item.role, []).append(Worker(url, item.ports.get("bootstrap")))
+    return workers
 
 
 def _ports(intent: Intent, seat: Seat) -> Dict[str, int]:
@@ -290,13 +306,8 @@ def _shape_args(intent: Intent, seat: Seat) -> Dict[str, Any]:
     return args
 
 
-def _router(intent: Intent, host: Host, number: int, instances: Sequence[Instance]) -> Router:
+def _router(intent: Intent, host: Host, number: int, workers: Dict[str, List[Worker]]) -> Router:
     wanted = intent.settings.router
-    mine = [item for item in instances if wanted.scope == "all" or item.host == host.name]
-    workers: Dict[str, List[Worker]] = {}
-    for item in mine:
-        url = f"http://{_in_url(item.address)}:{item.ports['http']}"
-        workers.setdefault(item.role, []).append(Worker(url, item.ports.get("bootstrap")))
     ports = {"http": intent.settings.ports.router, "metrics": intent.settings.ports.router_metrics}
     args: Dict[str, Any] = {
         "host": host.address,

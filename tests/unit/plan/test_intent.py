@@ -166,6 +166,25 @@ def test_hosts_must_agree(name: str, value: Any) -> None:
     assert "gpu1, gpu3" in found.found
 
 
+def test_a_router_host_may_leave_unset_what_the_gpu_hosts_have() -> None:
+    hosts = {
+        "gpu1": inv.variables(ansible_host="192.0.2.1", pd_transfer="nixl"),
+        "front": {"ansible_host": "192.0.2.9"},
+    }
+    groups = {"gpu_hosts": ["gpu1"], "router_hosts": ["front"]}
+    assert intent.parse(hosts, groups).model.repo == inv.FLASH["repo"]
+    hosts["gpu2"] = inv.variables(ansible_host="192.0.2.2")
+    with pytest.raises(refusal.IntentError) as error:
+        intent.parse(hosts, {**groups, "gpu_hosts": ["gpu1", "gpu2"]})
+    assert only(error.value.refusals).subject == "pd_transfer"
+
+
+def test_a_misspelt_group() -> None:
+    with pytest.raises(refusal.IntentError) as error:
+        intent.parse({"gpu1": inv.variables()}, {"gpu_host": ["gpu1"], "router_hosts": ["gpu1"]})
+    assert only(error.value.refusals).remedy == "did you mean 'gpu_host'?"
+
+
 def test_hosts_need_addresses_of_their_own() -> None:
     with pytest.raises(refusal.IntentError) as error:
         inv.read("gpu1", "gpu2", per_host={"gpu2": {"pd_service_address": "192.0.2.1"}})
