@@ -89,7 +89,7 @@ def uses_of(role, path):
                 yield tags
         for task in tree.tasks_in([play], tree.relative(path)):
             if task.module in INCLUDES and task.body[task.module].get("name") == role:
-                yield tags + tree.listed(task.body.get("tags"))
+                yield task.tags
 
 
 GOOD = """
@@ -131,3 +131,9 @@ def test_a_good_role_passes():
 def test_a_bad_role_fails(old, new, defaults, expected):
     problems = spec_problems("web", tree.parse(GOOD.replace(old, new, 1) if old else GOOD), defaults)
     assert any(problem.startswith(expected) for problem in problems)
+
+
+def test_tags_of_blocks_count():
+    text = "[{hosts: a, tags: p, tasks: [{tags: [b], block: [{name: X, x: {}, tags: t}]}]}]"
+    (one,) = tree.tasks_in(tree.parse(text), "x.yml")
+    assert one.tags == ("p", "b", "t")

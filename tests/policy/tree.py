@@ -36,6 +36,7 @@ class Task:
 
     where: str
     body: dict[str, Any]
+    tags: tuple[str, ...] = ()  # its own and those of the blocks and the play around it
 
     @property
     def name(self) -> str:
@@ -86,19 +87,20 @@ def matching(*patterns: str) -> list[pathlib.Path]:
     return [path for path in files() if path in found]
 
 
-def tasks_in(document: Any, where: str) -> Iterator[Task]:
+def tasks_in(document: Any, where: str, outer: tuple[str, ...] = ()) -> Iterator[Task]:
     """Every task of a playbook or a task file, blocks opened. A block counts as a task when it is named."""
     for entry in document or []:
         if not isinstance(entry, dict):
             continue
+        tags = (*outer, *listed(entry.get("tags")))
         if "hosts" in entry:
             for part in PLAY_PARTS:
-                yield from tasks_in(entry.get(part), where)
+                yield from tasks_in(entry.get(part), where, tags)
         elif "block" in entry:
             for part in BLOCK_PARTS:
-                yield from tasks_in(entry.get(part), where)
+                yield from tasks_in(entry.get(part), where, tags)
         elif "ansible.builtin.import_playbook" not in entry:
-            yield Task(where, entry)
+            yield Task(where, entry, tags)
 
 
 def task_files() -> list[pathlib.Path]:
