@@ -27,7 +27,7 @@ class Engine:
     speculative: Tuple[str, ...]  # algorithms that work for DeepSeek-V4 on this release
     speculative_reason: str = ""
     minimum_driver: int = 580  # CUDA 13.0
-    kernel_extension: bool = False  # whether "auto" turns the bundle's own sm_120 kernels on
+    kernel_reason: str = ""  # what the bundle's own sm_120 kernels do for this release under "auto"; "": nothing
     strict_numa: str = ""  # variable that makes a failed NUMA binding of a rank fatal, where the release has one
 
 
@@ -48,7 +48,7 @@ ENGINES: Dict[str, Engine] = {
         moe_runner_backend="marlin",
         moe_reason="what the reference ran; this release's other backends cannot read the FP4 packing",
         compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
-        kernel_extension=True,
+        kernel_reason="this release decodes sparse attention without tensor cores and scores the full context width",
         speculative=(),
         speculative_reason="its draft model's FP4 experts reach a kernel for sm_100 only (sglang#30952), and "
         "flashinfer before 0.7 crashes in speculative decoding on sm_120 (sglang#33943)",
@@ -61,6 +61,7 @@ ENGINES: Dict[str, Engine] = {
         moe_reason="this release picks flashinfer_mxfp4 for the FP4 experts",
         compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
         speculative=("EAGLE", "DSPARK"),
+        kernel_reason="this release has sm_120 kernels of its own: only the guard of the draft model's FP4 experts",
         strict_numa="SGLANG_CRASH_ON_NUMA_BIND_FAILURE",
     ),
 }

@@ -273,14 +273,14 @@ def _kernel_extension(intent: Intent, seat: Seat, chosen: Choices) -> None:
     wanted = intent.settings.kernel_extension
     capabilities = {seat.view.facts.gpus[i].compute_capability or "?" for i in seat.spot.positions}
     fits = all(capability.startswith("12.") for capability in capabilities)
-    on = wanted == "on" or (wanted == "auto" and intent.release.engine.kernel_extension and fits)
+    on = wanted == "on" or (wanted == "auto" and bool(intent.release.engine.kernel_reason) and fits)
     chosen.env["SGLANG_PLUGINS"] = flags.KERNEL_PLUGIN if on else "none"
+    if on:
+        chosen.env["PDSTACK_KERNELS"] = wanted  # "on" ends the engine when a kernel is not live
     if wanted != "auto":
         reason = f"pd_kernel_extension: {wanted}"
-    elif on:
-        reason = f"{intent.release.name} decodes sparse attention on sm_120 without tensor cores"
     elif fits:
-        reason = f"{intent.release.name} has sm_120 kernels of its own"
+        reason = intent.release.engine.kernel_reason or f"nothing to replace in {intent.release.name}"
     else:
         reason = f"its kernels are for sm_120, the GPUs are of compute capability {', '.join(sorted(capabilities))}"
     chosen.because("kernel extension", f"{'on' if on else 'off'}: {reason}")

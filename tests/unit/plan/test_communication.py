@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
+import tomllib
 from dataclasses import replace
 
 import pytest
+from pdstack import flags
 from pdstack.facts import Fabric, P2p, ProbeStep
 from unit.plan import inventories as inv
 from unit.plan.asking import named, reasons
@@ -76,7 +79,7 @@ def test_one_switch_needs_no_level() -> None:
     ("host", "release", "wanted", "on", "said"),
     [
         ("rtx-pro-6000-8", "sglang-0.5.13.post1", "auto", True, "tensor cores"),
-        ("rtx-pro-6000-8", "sglang-0.5.23", "auto", False, "kernels of its own"),
+        ("rtx-pro-6000-8", "sglang-0.5.23", "auto", True, "kernels of its own"),
         ("rtx-pro-6000-8", "sglang-0.5.23", "on", True, "pd_kernel_extension: on"),
         ("rtx-pro-6000-8", "sglang-0.5.13.post1", "off", False, "pd_kernel_extension: off"),
         ("nvswitch-8", "sglang-0.5.13.post1", "auto", False, "compute capability 9.0"),
@@ -88,4 +91,16 @@ def test_the_kernel_extension_is_named_or_nothing_is(host: str, release: str, wa
     assert made.kernel_extension is on
     item = named(made, "decode-0")
     assert item.env["SGLANG_PLUGINS"] == ("pdstack_kernels" if on else "none")
+    assert item.env.get("PDSTACK_KERNELS") == (wanted if on else None)
     assert said in reasons(item, "kernel extension")
+
+
+def test_the_plugin_and_its_switch_are_called_as_the_kernels_say(project_root: pathlib.Path) -> None:
+    package = project_root / "kernels"
+    entry = tomllib.loads((package / "pyproject.toml").read_text())["project"]["entry-points"]["sglang.srt.plugins"]
+    assert list(entry) == [flags.KERNEL_PLUGIN]
+    item = named(inv.planned(recorded()["rtx-pro-6000-8"]), "decode-0")
+    text = (package / "src/pdstack_kernels/plugin.py").read_text()
+    assert [name for name in item.env if name.startswith("PDSTACK_") and name not in text] == []
+    releases = (package / "src/pdstack_kernels/releases.py").read_text()
+    assert all(f'"{version}": Release(' in releases for version in flags.ENGINES)
