@@ -1,8 +1,6 @@
 """The pictures: every fixture host can be drawn, and what matters is in them."""
 
 import json
-import pathlib
-import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -21,8 +19,7 @@ def on_file(name: str) -> facts.HostFacts:
 @pytest.fixture(scope="module")
 def planned():
     """A plan of the reference host, by the real planner."""
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "plan"))
-    import inventories
+    from unit.plan import inventories
 
     return inventories.planned(on_file("rtx-pro-6000-8"))
 

@@ -1,0 +1,150 @@
+"""The modules and the playbook through a real ansible-playbook, on this machine with fake drivers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hosts import build, catalogue
+from pdstack import codec, facts, p2p
+
+BIN = pathlib.Path(sys.executable).parent
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def ansible(tmp_path):
+    """A function that runs a playbook (a path, or tasks) on an inventory, and returns the process."""
+    if not (BIN / "ansible-playbook").exists():
+        pytest.skip("ansible-core is not in this environment")
+
+    def run(inventory, playbook, *words):
+        (tmp_path / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        if isinstance(playbook, list):
+            path = tmp_path / "play.yml"
+            path.write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": playbook}]))
+            playbook = path
+        return subprocess.run(
+            [BIN / "ansible-playbook", "-i", tmp_path / "hosts.yml", playbook, *words],
+            env={
+                **os.environ,
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_HOME": str(tmp_path / "home"),
+                "NO_COLOR": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return run
+
+
+@pytest.fixture
+def local(tmp_path, libraries):
+    """A function that puts a fixture host on disk and returns its inventory variables."""
+
+    def host(name, **more):
+        build.build(catalogue.BY_NAME[name], tmp_path / name, libraries)
+        return {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "pd_sysfs_root": str(tmp_path / name / "root"),
+            "pd_driver_library": str(tmp_path / name / "driver"),
+            **more,
+        }
+
+    return host
+
+
+FROM = {"sysfs_root": "{{ pd_sysfs_root }}", "driver_library": "{{ pd_driver_library }}"}
+
+
+def test_both_modules_and_the_baseline(ansible, local, tmp_path):
+    kept, found = tmp_path / "baseline.json", tmp_path / "found.json"
+    ask = {"measure": True, "baseline": str(kept), **FROM}
+    keep = {"ansible.builtin.copy": {"content": "{{ one.baseline | to_json }}", "dest": str(kept)}}
+    slow = {
+        "ansible.builtin.lineinfile": {"path": "{{ pd_driver_library }}/fake_driver.conf", "line": "bandwidth 0 1 20"}
+    }
+    show = {
+        "ansible.builtin.copy": {"content": "{{ {'gpu': gpu, 'one': one, 'two': two} | to_json }}", "dest": str(found)}
+    }
+    done = ansible(
+        {"all": {"hosts": {"gpu1": local("h200-vm-2")}}},
+        [
+            {"pd_gpu_info": FROM, "register": "gpu"},
+            {"pd_fabric_info": ask, "register": "one"},
+            keep,
+            slow,
+            {"pd_fabric_info": ask, "register": "two"},
+            show,
+        ],
+    )
+    assert done.returncode == 0, done.stdout
+    result = json.loads(found.read_text())
+    whole = facts.merge([{**result[name]["facts"], "host": "gpu1"} for name in ("gpu", "one")])
+    assert whole.driver.state == "ok"
+    assert whole.gpus[1].name == "NVIDIA H200"
+    assert whole.p2p.data_ok is True
+    assert result["one"]["changed"] is False
+    assert codec.load(p2p.Baseline, json.loads(kept.read_text())).gpus == result["one"]["gpus"]
+    (regression,) = [line for line in result["two"]["facts"]["p2p"]["regressions"] if "at once" not in line]
+    assert regression.startswith("0000:00:06.0 to 0000:00:07.0: 20.0 GB/s, 50.0 on ")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "words"),
+    [
+        ("pd_gpu_info", {"timeout": 0}, "timeout: found 0, needed a positive number of seconds."),
+        ("pd_fabric_info", {"measure_timeout": -1}, "measure_timeout: found -1, needed a positive number"),
+        ("pd_fabric_info", {"baseline": "{{ pd_sysfs_root }}/proc/cmdline"}, "no baseline"),
+        ("pd_gpu_info", {"sysfs_root": "{{ pd_sysfs_root }}/broken"}, "pdstack-simulated.json"),
+    ],
+)
+def test_bad_input_says_what_was_found(module, arguments, words, ansible, local, tmp_path):
+    host = local("no-gpu")
+    broken = pathlib.Path(host["pd_sysfs_root"]) / "broken"
+    broken.mkdir()
+    (broken / "pdstack-simulated.json").write_text('{"cuda": {"status": 7}}')
+    done = ansible({"all": {"hosts": {"gpu1": host}}}, [{module: arguments}], "--check")
+    assert done.returncode == 2
+    assert words in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stdout
+
+
+def test_the_playbook_shows_every_host_that_answers(ansible, local, tmp_path):
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexit 255\n")
+    ssh.chmod(0o755)
+    hosts = {
+        "good": local("h200-vm-2", ansible_host="192.0.2.1"),
+        "stuck": local("stub-library", ansible_host="192.0.2.2"),
+        "gone": {"ansible_connection": "ssh", "ansible_ssh_executable": str(ssh), "ansible_host": "192.0.2.3"},
+    }
+    model = {"repo": "deepseek-ai/DeepSeek-V4-Flash", "revision": "0123456789" * 4}
+    inventory = {
+        "gpu_hosts": {"hosts": hosts, "vars": {"pd_model": model}},
+        "router_hosts": {"hosts": {"good": {}}},
+    }
+    reports = tmp_path / "reports"
+    done = ansible(inventory, ROOT / "playbooks/probe.yml", "--check", "-e", f"pd_report_dir={reports}")
+    assert done.returncode == 4, done.stdout  # gone is unreachable, and says so
+    assert "good (simulated): driver 580.159.04 open" in done.stdout
+    assert "stuck (simulated): driver: error" in done.stdout
+    assert "a stub library answered" in done.stdout
+    assert "needed:" in done.stdout  # why there is no plan
+    assert {path.name.split(".")[0] for path in reports.iterdir()} == {"good", "stuck"}
+    whole = codec.load(facts.HostFacts, json.loads((reports / "good.json").read_text()))
+    assert (whole.host, len(whole.gpus), whole.simulated) == ("good", 2, True)
+    assert whole.ports != [] or whole.disks != []  # of pd_host_info
+    assert (reports / "good.svg").read_text().startswith("<svg")
+    assert "Refused" in (reports / "stuck.svg").read_text()
+    assert "failed=0" in done.stdout
