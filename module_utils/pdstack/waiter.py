@@ -13,6 +13,8 @@ from typing import Callable, Dict, List, Optional, Sequence
 from . import causes, units
 from .runner import Runner
 
+_START_SLACK_S = 30.0  # between the start of a unit and the first look at it
+
 HttpStatus = Callable[[str], int]  # GET, returns the status, 0 when nothing answers
 
 
@@ -53,7 +55,8 @@ def wait(
     The time to ready is kept in the folder ``marks`` by unit and process, so that a later run can
     still tell it. A unit that systemd restarts twice while we wait counts as failed.
     """
-    deadline = monotonic() + timeout_s
+    begin = monotonic()
+    deadline = begin + timeout_s
     first: Dict[str, int] = {}
     waited = False
     while True:
@@ -65,7 +68,9 @@ def wait(
             result = Readiness(target.name, target.unit, state=f"{state.active} ({state.sub})", restarts=state.restarts)
             if state.active == "active" and http_status(target.url) == 200:
                 result.ready = True
-                result.seconds = _time_to_ready(marks, state, monotonic() if waited else None)
+                # Of a process that ran long before we looked, nobody knows when it first answered.
+                watched = waited and state.started_us / 1e6 > begin - _START_SLACK_S
+                result.seconds = _time_to_ready(marks, state, monotonic() if watched else None)
             elif state.active in ("failed", "inactive") or state.restarts - first[target.unit] >= 2:
                 result.state = f"failed ({state.result})" if state.result != "success" else result.state
                 result.detail = _explain(runner, target.unit)

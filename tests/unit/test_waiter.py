@@ -60,6 +60,15 @@ def test_a_later_run_still_tells_the_time_but_not_of_another_process(tmp_path: P
     assert world.wait(tmp_path).seconds is None
 
 
+def test_a_process_that_ran_long_before_tells_no_time(tmp_path: Path) -> None:
+    """A router that stayed up while its workers restarted did not take that long to start."""
+    world = World(ready_at=400)
+    world.now += 390
+    result = world.wait(tmp_path)
+    assert result.ready
+    assert result.seconds is None
+
+
 def test_gives_up_after_the_bound(tmp_path: Path) -> None:
     world = World(ready_at=1e9)
     result = world.wait(tmp_path, timeout=30)
