@@ -168,3 +168,9 @@ def test_bad_arguments_say_what_there_is(shop, changes, subject):
     with pytest.raises(release.ReleaseRefused) as caught:
         shop.build(**changes)
     assert caught.value.refusals[0].subject == subject
+
+
+def test_a_constraint_of_the_machine_does_not_overrule_the_lock(shop, tmp_path, monkeypatch):
+    (tmp_path / "constraints.txt").write_text("alpha<1\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
+    assert (shop.build() / shop.pins[0].file).exists()
