@@ -44,7 +44,7 @@ options:
   timeout:
     description: Seconds for each driver library, after which it is reported as wedged.
     type: float
-    default: 20.0
+    default: 60.0
 attributes:
   check_mode:
     support: full
@@ -123,7 +123,7 @@ def main() -> None:
             "baseline": {"type": "path"},
             "sysfs_root": {"type": "path", "default": "/"},
             "driver_library": {"type": "path"},
-            "timeout": {"type": "float", "default": 20.0},
+            "timeout": {"type": "float", "default": 60.0},
         },
         supports_check_mode=True,
     )

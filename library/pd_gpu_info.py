@@ -32,9 +32,11 @@ options:
       - Empty means the system's own. A given one is reported as simulated.
     type: path
   timeout:
-    description: Seconds for each driver library, after which it is reported as wedged.
+    description:
+      - Seconds for each driver library, after which it is reported as wedged.
+      - Generous, since a driver without persistence initialises each GPU anew, which takes seconds.
     type: float
-    default: 20.0
+    default: 60.0
 attributes:
   check_mode:
     support: full
@@ -91,7 +93,7 @@ def main() -> None:
             "fabric": {"type": "bool", "default": True},
             "sysfs_root": {"type": "path", "default": "/"},
             "driver_library": {"type": "path"},
-            "timeout": {"type": "float", "default": 20.0},
+            "timeout": {"type": "float", "default": 60.0},
         },
         supports_check_mode=True,
     )

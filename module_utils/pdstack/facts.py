@@ -65,6 +65,7 @@ class Gpu:
     pci_root: str = ""  # the host bridge, such as pci0000:00; GPUs of one root reach each other below the CPU
     iommu_group: Optional[str] = None  # "12 (DMA-FQ)": number and type
     link: PcieLink = field(default_factory=PcieLink)
+    device_id: Optional[str] = None  # PCI device id, such as 2bb5: the model where no driver names it
     minor: Optional[int] = None  # N of /dev/nvidiaN; need not equal the index
     bar1_bytes: Optional[int] = None
     memory_node: Optional[int] = None  # the GPU's own memory as a NUMA node (GB200): never the CPU's

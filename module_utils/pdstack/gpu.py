@@ -78,6 +78,7 @@ def _gpu(
         pci_root=bus.root,
         iommu_group=bus.iommu_group,
         link=bus.link,
+        device_id=bus.device_id,
         minor=nvml.minor,
         bar1_bytes=nvml.bar1_bytes,
         memory_node=_first(nvml.memory_node, seen.memory_node),

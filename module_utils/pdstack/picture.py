@@ -78,8 +78,12 @@ def gib(size: Optional[int]) -> str:
 
 def short_name(gpu: Gpu) -> str:
     """Return a GPU's model without the words that every model has."""
-    name = (gpu.name or "unknown GPU").replace("NVIDIA ", "").replace("GeForce ", "")
-    return name.replace(" Blackwell", "").replace(" Edition", "")
+    if not gpu.name:
+        return f"NVIDIA device {gpu.device_id}" if gpu.device_id else "unknown GPU"
+    name = gpu.name
+    for word in ("NVIDIA ", "GeForce ", " Blackwell", " Edition"):
+        name = name.replace(word, "")
+    return name
 
 
 def link(gpu: Gpu) -> str:

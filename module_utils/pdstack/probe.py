@@ -30,7 +30,7 @@ class Request:
     host: str = ""
     root: str = "/"
     library: Optional[str] = None
-    timeout: float = 20.0  # seconds for each driver library
+    timeout: float = 60.0  # seconds for each driver library; cuInit without persistence takes seconds for each GPU
     fabric: bool = True
     prefer_package: bool = True  # nvidia-ml-py where it is installed
 

@@ -18,7 +18,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m pdstack.probe_cli", description=__doc__)
     parser.add_argument("--root", default="/", help="filesystem root that holds sys/ and proc/")
     parser.add_argument("--library", help="folder of libcuda.so.1 and libnvidia-ml.so.1, instead of the system's")
-    parser.add_argument("--timeout", type=float, default=20.0, help="seconds for each driver library")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for each driver library")
     parser.add_argument("--measure", action="store_true", help="copy data between all GPUs, which must be idle")
     parser.add_argument("--force", action="store_true", help="measure in spite of IOMMU and ACS")
     parser.add_argument("--ctypes", action="store_true", help="do not use nvidia-ml-py, even if it is installed")

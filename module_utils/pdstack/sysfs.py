@@ -130,6 +130,7 @@ class PciGpu:
     iommu_group: Optional[str]
     link: PcieLink
     problems: List[str] = field(default_factory=list)
+    device_id: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -303,6 +304,7 @@ def _gpu(tree: Tree, name: str, nodes: List[NumaNode]) -> PciGpu:
         iommu_group=_iommu_group(tree, base),
         link=_link(tree, base, path),
         problems=problems,
+        device_id=(tree.text(base, "device") or "").replace("0x", "") or None,
     )
 
 

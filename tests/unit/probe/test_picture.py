@@ -115,6 +115,7 @@ def test_refusals_are_drawn():
         ("numa-unknown", "No known NUMA node"),
         ("gb200-4", "Memory without CPUs: node 2 186 GiB"),
         ("no-driver", "nouveau"),
+        ("no-driver", "NVIDIA device 2bb5"),
         ("no-driver", "Secure Boot           on"),
         ("cpuset-limited", "only CPUs 0-7,128-135 are allowed"),
         ("rtx-4090-8", "the driver denies peer access"),
