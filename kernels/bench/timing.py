@@ -22,6 +22,7 @@ def replay_time(calls: Sequence[Callable[[], object]], repeats: int = 20, rounds
     graphs are what the engine decodes with, and they take the launch overhead of Python out.
     """
     stream = torch.cuda.Stream()
+    torch.cuda.synchronize()  # the inputs are still being made on the default stream
     with torch.cuda.stream(stream):
         for call in calls:
             call()

@@ -58,7 +58,8 @@ def hc_pre(
     comb = torch.empty(rows, STREAMS, STREAMS, dtype=torch.float32, device=x.device)
     if rows == 0:
         return y, post, comb
-    block_m, block_k = 16 if rows <= 16 else 32, 128
+    # The wider block spills with a K block of 128.
+    block_m, block_k, stages = (16, 128, 2) if rows <= 16 else (32, 64, 3)
     blocks = triton.cdiv(rows, block_m)
     steps = triton.cdiv(width, block_k)
     splits = max(1, min(steps, 64, device_limits(x.device)[0] // blocks))
@@ -75,7 +76,7 @@ def hc_pre(
         BM=block_m,
         BK=block_k,
         TERMS=terms,
-        STAGES=2,
+        STAGES=stages,
         DT=dot_dtype,
         OVERLAP=x.is_cuda,
         num_warps=4,

@@ -193,7 +193,7 @@ def decode_kernel(
     row0 = indices0 + row * index_stride0
     row1 = indices1 + row * index_stride1
     ahead = _indices(begin, end, tiles0, row0, count0, row1, count1, T, PAGE1)
-    for tile in range(begin, end):
+    for tile in tl.range(begin, end, num_stages=1):
         index = ahead
         ahead = _indices(tile + 1, end, tiles0, row0, count0, row1, count1, T, PAGE1)
         valid = index >= 0
