@@ -178,13 +178,18 @@ def plan(
 
 
 def apply(todo: UnitsPlan, runner: Runner) -> None:
-    """Carry out the actions: each verb once, so that systemd works on the units in parallel."""
-    if todo.reload:
-        need(runner, ["systemctl", "daemon-reload"])
+    """Carry out the actions: each verb once, so that systemd works on the units in parallel.
+
+    What leaves stops before systemd reads the files again: its own are gone from the disk, and with
+    them would go how it must be stopped and what counts as success.
+    """
     if todo.stop:
         need(runner, ["systemctl", "stop", *todo.stop])
+        runner(["systemctl", "reset-failed", *todo.stop])
     if todo.disable:
         need(runner, ["systemctl", "disable", *todo.disable])
+    if todo.reload:
+        need(runner, ["systemctl", "daemon-reload"])
     if todo.enable:
         need(runner, ["systemctl", "enable", *todo.enable])
     fresh = todo.restart + todo.start

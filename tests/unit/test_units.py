@@ -105,7 +105,7 @@ def test_stale_by_a_file_that_this_run_wrote_whatever_the_clock_says(tmp_path: P
     assert units.stale_reason(unit, state, ["/etc/pdstack/other"], 0) is None
 
 
-def test_apply_uses_each_verb_once_and_reloads_first() -> None:
+def test_apply_uses_each_verb_once_and_stops_before_it_reloads() -> None:
     calls: list[str] = []
 
     def runner(argv: Sequence[str]) -> Completed:
@@ -114,7 +114,16 @@ def test_apply_uses_each_verb_once_and_reloads_first() -> None:
 
     todo = units.UnitsPlan(reload=True, enable=["c"], disable=["d"], stop=["d"], start=["c"], restart=["a", "b"])
     units.apply(todo, runner)
-    assert calls == ["daemon-reload", "stop d", "disable d", "enable c", "reset-failed a b c", "restart a b", "start c"]
+    assert calls == [
+        "stop d",
+        "reset-failed d",
+        "disable d",
+        "daemon-reload",
+        "enable c",
+        "reset-failed a b c",
+        "restart a b",
+        "start c",
+    ]
 
 
 def test_a_verb_that_fails_is_told_with_its_words() -> None:
