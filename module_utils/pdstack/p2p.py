@@ -103,15 +103,19 @@ def measured(
     timeout: float,
     when: str,
     before: Optional[Baseline] = None,
-    size: int = BUFFER_BYTES,
+    size: Optional[int] = None,
     repeats: int = REPEATS,
 ) -> P2p:
-    """Return the P2p section with what a child measured within ``timeout`` seconds, or why it did not."""
+    """Return the P2p section with what a child measured within ``timeout`` seconds, or why it did not.
+
+    ``size`` is the bytes of one copy, BUFFER_BYTES unless given.
+    """
     reason = refusal(facts, force)
     if reason:
         return replace(facts.p2p, note=reason)
     environment = isolate.driver_environment(os.environ)
-    outcome = isolate.Child(measure, request(facts, folder, size, repeats), timeout, environment).collect()
+    question = request(facts, folder, size or BUFFER_BYTES, repeats)
+    outcome = isolate.Child(measure, question, timeout, environment).collect()
     if outcome.status != "ok":
         return replace(facts.p2p, note=f"measurement {outcome.status}: {outcome.detail}", measured_at=when)
     found = fill(facts.p2p, facts.gpus, codec.load(Measurement, outcome.value), when)

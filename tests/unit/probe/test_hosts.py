@@ -155,6 +155,8 @@ def test_nvswitches_fabric_manager_and_rdma_nics():
     assert (found.driver.nvswitches, found.driver.fabric_manager) == (4, "active")
     assert on_file("nvswitch-802").driver.fabric_manager == "inactive"
     assert [nic.numa_node for nic in found.nics] == [0] * 4 + [1] * 4
+    assert [nic.rdma for nic in found.nics] == [f"mlx5_{i}" for i in range(8)]
+    assert found.nics[0].speed_mbps == 200000
     assert found.gpus[0].nvlinks_active == 18
 
 
