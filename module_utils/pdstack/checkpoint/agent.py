@@ -87,7 +87,8 @@ def run_job(name: str, state_dir: str, credentials: Optional[str]) -> int:
 
 def _finish(name: str, state_dir: str, request: Request, world: World) -> int:
     try:
-        outcome = Outcome(time.time(), Reconciler(request, world).present())
+        result = Reconciler(request, world).present()
+        outcome = Outcome(time.time(), result)
     except CheckpointError as error:
         outcome = Outcome(time.time(), None, error.code, error.found, error.needed, error.remedy)
         print(f"{name}: {error}", file=sys.stderr)

@@ -21,6 +21,8 @@ from .progress import Progress
 from .sources import Source
 
 IDLE = 0.05  # seconds between looks for work where all of it is under way or not yet there
+PIECE = 256 << 10  # bytes that are passed on at once
+PATIENCE = 0.25  # seconds after which less is passed on
 WRITEBACK = 16 << 20  # bytes
 FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
@@ -65,10 +67,13 @@ class Flight:
 
     def move(self, have: int) -> None:
         with self._changed:
+            # Readers are woken for whole pieces: a wake-up for each read of the socket would cost more than the bytes.
+            news = have < self._have or have // PIECE != self._have // PIECE or have == self.size
             if have < self._have:
                 self._open = False  # began again: what was read along is void
             self._have = have
-            self._changed.notify_all()
+            if news:
+                self._changed.notify_all()
 
     def land(self) -> None:
         """End well or badly; the readers get what there is."""
@@ -77,9 +82,13 @@ class Flight:
             self._changed.notify_all()
 
     def wait_for(self, position: int, timeout: float = 30.0) -> int:
-        """Return how many bytes there are once there are more than ``position``; no more, where it ended."""
+        """Return how many bytes there are, soon after there are more than ``position``; no more where it ended."""
+        goal = min(self.size, position + PIECE)
         with self._changed:
-            self._changed.wait_for(lambda: self._have > position or not self._open, timeout)
+            for _ in range(max(1, int(timeout / PATIENCE))):
+                self._changed.wait_for(lambda: self._have >= goal or not self._open, PATIENCE)
+                if self._have > position or not self._open:
+                    break
             return self._have
 
 

@@ -26,7 +26,8 @@ from .sources import Stream, ranged
 from .transport import HttpTransport, Transport, get_json
 
 GRACE = 15.0  # seconds that a host may take to start before its share goes to the others
-POLL = 0.5  # seconds between looks at each peer
+POLL = 0.5  # seconds between looks at a peer that does not answer
+NEWS = 3.0  # seconds that a peer holds its answer back while there is nothing new
 SILENCE = 8.0  # seconds without an answer after which a peer counts as gone
 PEER_ATTEMPTS = 2  # attempts at one peer before the file is put back
 GIVE_UP = 3  # failures of peers with one file before it is taken from the origin
@@ -76,9 +77,10 @@ class PeerSource:
         path = f"/file/{file.key}"
         return ranged(self.transport, self.base + path, self._headers(path), file, offset)
 
-    def status(self) -> Any:
-        """Return the peer's status document. Raises SourceError."""
-        return get_json(self.transport, f"{self.base}/status", self._headers("/status"))[0]
+    def status(self, version: int) -> Any:
+        """Return the peer's status document once it differs from ``version``. Raises SourceError."""
+        path = f"/status/{version}"
+        return get_json(self.transport, self.base + path, self._headers(path))[0]
 
     def _headers(self, path: str) -> Dict[str, str]:
         return {"Authorization": f"{SCHEME} {signature(self.secret, path)}"}
@@ -115,7 +117,8 @@ class Swarm:
         self._have: Dict[str, List[str]] = {}
         self._flying: Dict[str, Flight] = {}
         self._done = False
-        self._lock = threading.Lock()
+        self._version = 1
+        self._lock = threading.Condition()
         self._server = _Server(self, fan_out.addresses[fan_out.index], fan_out.port, set(fan_out.addresses))
         self._closing = threading.Event()
         self.origin_workers = 1
@@ -150,22 +153,34 @@ class Swarm:
         """Serve a proven file, from the first of ``places`` that exists."""
         with self._lock:
             self._have[key] = places
+            self._news()
 
     def take_off(self, key: str, flight: Flight) -> None:
         """Pass on a file while it arrives from the origin."""
         with self._lock:
             self._flying[key] = flight
+            self._news()
 
     def land(self, key: str) -> None:
         with self._lock:
             self._flying.pop(key, None)
+            self._news()
 
     def finish(self) -> None:
-        self._done = True
-
-    def status(self) -> Dict[str, Any]:
         with self._lock:
-            return {"have": sorted(self._have), "flying": sorted(self._flying), "done": self._done}
+            self._done = True
+            self._news()
+
+    def _news(self) -> None:
+        self._version += 1
+        self._lock.notify_all()
+
+    def status(self, version: int) -> Dict[str, Any]:
+        """Return what this host has, at once where it differs from ``version``."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._version != version, NEWS)
+            has = {"have": sorted(self._have), "flying": sorted(self._flying)}
+            return {**has, "done": self._done, "version": self._version}
 
     def find(self, key: str) -> Tuple[List[str], Optional[Flight]]:
         with self._lock:
@@ -177,17 +192,19 @@ class Swarm:
     # -- what it learns of the others --------------------------------------------------------
 
     def _watch(self, peer: PeerSource) -> None:
-        view = self._views[peer.name]
+        view, version = self._views[peer.name], 0
         while not self._closing.is_set():
             try:
-                found = peer.status()
+                found = peer.status(version)
                 have, flying, done = set(found["have"]), set(found["flying"]), bool(found["done"])
-            except (SourceError, KeyError, TypeError):
-                pass
-            else:
-                view.have, view.flying, view.done = have, flying, done
-                view.since = self._clock.monotonic()
-            self._closing.wait(POLL)
+                unchanged, version = version, int(found["version"])
+            except (SourceError, KeyError, TypeError, ValueError):
+                self._closing.wait(POLL)
+                continue
+            view.have, view.flying, view.done = have, flying, done
+            view.since = self._clock.monotonic()
+            if version == unchanged:
+                self._closing.wait(POLL)  # a peer that does not hold its answers back is not asked in a tight loop
 
     def _alive(self, name: str) -> bool:
         since, now = self._views[name].since, self._clock.monotonic()
@@ -287,8 +304,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not swarm.authorized(self.headers.get("Authorization", ""), self.path):
             self._short(403)
             return
-        if self.path == "/status":
-            self._short(200, json.dumps(swarm.status()).encode())
+        asked = re.fullmatch(r"/status/(\d{1,18})", self.path)
+        if asked:
+            self._short(200, json.dumps(swarm.status(int(asked.group(1)))).encode())
             return
         match = re.fullmatch(r"/file/((?:sha256|git-sha1)-[0-9a-f]+)", self.path)
         opened = self._open(swarm, match.group(1)) if match else None
@@ -334,12 +352,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header(PROVEN, "0" if flight else "1")
         self.end_headers()
         self.wfile.flush()
-        while start < size:
-            ready = size if flight is None else flight.wait_for(start)
-            if ready <= start:
-                self.close_connection = True  # the flight began again or was given up: the peer resumes elsewhere
-                return
-            start += os.sendfile(self.connection.fileno(), fd, start, min(ready - start, 1 << 20))
+        with os.fdopen(fd, "rb", closefd=False) as stream:
+            while start < size:
+                ready = size if flight is None else flight.wait_for(start)
+                if ready <= start:
+                    self.close_connection = True  # the flight began again or was given up: the peer resumes elsewhere
+                    return
+                start += self.connection.sendfile(stream, start, min(ready - start, 1 << 20))
 
 
 def read_secret(path: str) -> bytes:

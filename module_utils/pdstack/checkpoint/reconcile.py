@@ -32,6 +32,7 @@ from .store import (
 )
 from .transport import Transport
 
+SAVE_EVERY = 2.0  # seconds between manifests while files arrive
 SAMPLE = 8  # verify=sample hashes one file of so many
 
 
@@ -300,6 +301,8 @@ class Reconciler:
             swarm,
         )
 
+        saved = [0.0]
+
         def place(file: RepoFile, partial: str, sha256: str) -> None:
             with self._lock:
                 for twin in groups[file.key][1:]:
@@ -314,12 +317,17 @@ class Reconciler:
                     stat = os.lstat(os.path.join(base, twin.path))
                     entries[twin.path] = manifests.entry_of(stat, sha256, now)
                     self._result.fetched.append(twin.path)
-                save_manifest(self.store.work, base, Manifest(listing, entries))
+                # What a kill takes from the manifest is hashed again, not fetched again.
+                if self._world.clock.monotonic() - saved[0] > SAVE_EVERY:
+                    save_manifest(self.store.work, base, Manifest(listing, entries))
+                    saved[0] = self._world.clock.monotonic()
             self._offer(Listing(listing.repo, listing.commit, groups[file.key]), entries)
 
         try:
             fetcher.fetch_all(first, place)
         finally:
+            if first:
+                save_manifest(self.store.work, base, Manifest(listing, entries))
             self._result.fetched.sort()
             self._result.bytes_by_source = dict(self._progress.by_source)
             self._result.resumed_bytes = self._progress.resumed

@@ -17,6 +17,7 @@ from hub import repository
 from hub.server import Hub
 from pdstack.checkpoint import peers
 from pdstack.checkpoint.errors import CheckpointError
+from pdstack.checkpoint.fetch import Flight
 from pdstack.checkpoint.peers import FanOut, Swarm, signature
 from pdstack.checkpoint.reconcile import Reconciler, World
 
@@ -139,8 +140,8 @@ class Liar(ThreadingHTTPServer):
                 pass
 
             def do_GET(self) -> None:
-                if self.path == "/status":
-                    body = json.dumps({"have": sorted(digests), "flying": [], "done": False}).encode()
+                if self.path.startswith("/status/"):
+                    body = json.dumps({"have": sorted(digests), "flying": [], "done": False, "version": 1}).encode()
                     if mode == "nonsense":
                         body = b'{"have": 5}'
                 elif mode == "dies":
@@ -218,18 +219,56 @@ class TestServer:
         return 0
 
     def test_answers_the_hosts_of_the_run(self, swarm):
-        assert self.get(swarm, "/status") == 200
+        assert self.get(swarm, "/status/0") == 200
 
     def test_refuses_other_addresses(self, swarm):
-        assert self.get(swarm, "/status", source="127.0.0.9") == 0
+        assert self.get(swarm, "/status/0", source="127.0.0.9") == 0
 
     @pytest.mark.parametrize("secret", [b"", b"x" * 64])
     def test_refuses_who_does_not_know_the_secret(self, swarm, secret):
-        assert self.get(swarm, "/status", secret=secret) == 403
+        assert self.get(swarm, "/status/0", secret=secret) == 403
 
     def test_a_proof_is_for_one_path(self, swarm):
-        assert self.get(swarm, "/status", signed="/file/x") == 403
+        assert self.get(swarm, "/status/0", signed="/file/x") == 403
 
     @pytest.mark.parametrize("path", ["/file/../../etc/passwd", "/file/sha256-00", "/", "/file/"])
     def test_serves_nothing_but_what_was_offered(self, swarm, path):
         assert self.get(swarm, path) == 404
+
+    def test_a_slow_reader_gets_everything(self, swarm, tmp_path):
+        """More than a socket's buffer holds: the server has to wait for the reader, and goes on."""
+        key, size = "sha256-" + "0" * 64, 24 << 20
+        (tmp_path / "file").write_bytes(bytes(size))
+        swarm.offer(key, [str(tmp_path / "file")])
+        path = f"/file/{key}"
+        with socket.create_connection((swarm.address, swarm.port), 5, ("127.0.0.3", 0)) as connection:
+            proof = f"Authorization: Pdstack {signature(SECRET, path)}"
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{proof}\r\nConnection: close\r\n\r\n".encode())
+            time.sleep(0.5)
+            received = 0
+            while chunk := connection.recv(1 << 20):
+                received += len(chunk)
+
+        assert received > size
+
+    def test_passes_on_what_is_still_arriving_and_stops_where_it_began_again(self, swarm, tmp_path):
+        key = "sha256-" + "1" * 64
+        (tmp_path / "partial").write_bytes(bytes(1 << 20))
+        flight = Flight(str(tmp_path / "partial"), 1 << 20)
+        swarm.take_off(key, flight)
+        flight.move(300_000)
+        path = f"/file/{key}"
+        with socket.create_connection((swarm.address, swarm.port), 5, ("127.0.0.3", 0)) as connection:
+            proof = f"Authorization: Pdstack {signature(SECRET, path)}"
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{proof}\r\n\r\n".encode())
+            head, received = b"", 0
+            while received < 300_000:
+                data = connection.recv(1 << 20)
+                if b"\r\n\r\n" not in head:
+                    head, _, data = (head + data).partition(b"\r\n\r\n")
+                    head += b"\r\n\r\n"
+                received += len(data)
+            assert b"X-Pdstack-Proven: 0" in head
+            flight.move(0)
+
+            assert connection.recv(1 << 20) == b""
