@@ -6,6 +6,7 @@ It is the same package as the module's, packed into one file (see service.py).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -82,6 +83,8 @@ def run_job(name: str, state_dir: str, credentials: Optional[str]) -> int:
         if status == 0:
             swarm.finish()
             swarm.linger()
+    with contextlib.suppress(OSError):
+        os.unlink(fan_out.secret_file)  # it was for this run
     return status
 
 
