@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Mapping
 UNIT_FOLDER = "/etc/systemd/system"
 CONFIG_FOLDER = "/etc/pdstack"
 CURRENT = "/opt/pdstack/current"
+# A release that was repaired in place keeps its link; its manifest is new.
+RELEASE = (CURRENT, f"{CURRENT}/manifest.json")
 
 
 def instances_of(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
@@ -59,12 +61,12 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
                     f"{_unit_folder(instance)}/placement.conf",
                     f"{CONFIG_FOLDER}/instances/{instance['name']}.yaml",
                     f"{CONFIG_FOLDER}/instances/{instance['name']}.env",
-                    CURRENT,
+                    *RELEASE,
                 ],
             }
         )
     for router in routers_of(plan, host):
-        found.append({"name": router["unit"], "set": "", "files": [f"{UNIT_FOLDER}/pd-router.service", CURRENT]})
+        found.append({"name": router["unit"], "set": "", "files": [f"{UNIT_FOLDER}/pd-router.service", *RELEASE]})
     if found:
         found.append({"name": "pd.target", "set": "", "files": []})
     return found
