@@ -99,7 +99,8 @@ class HostState:
     modules: Dict[str, KernelModule] = field(default_factory=dict)  # by kernel
     mok_enrolled: Optional[bool] = None  # whether the firmware trusts the key that DKMS signs with; None: not known
     enabled: List[str] = field(default_factory=list)  # of the vendor's units: those enabled
-    units: List[str] = field(default_factory=list)  # of the vendor's units: those that exist
+    units: List[str] = field(default_factory=list)  # of the vendor's units: those that exist and are not masked
+    toolkits: List[str] = field(default_factory=list)  # /usr/local/cuda-X.Y with an nvcc, however it came there
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,20 @@ def branch_of(version: Optional[str]) -> Optional[int]:
 
 
 def needed(facts: HostFacts, floor: int) -> str:
-    """Return why the driver must be mended before the host can serve, "" when it is healthy.
+    """Return what must be mended before the plan can count on the driver, "" when it is healthy.
 
     Only what installing, loading or rebooting can mend counts. A host without GPUs needs no driver, and GPUs that are
     lost, forbidden or wedged are the planner's to judge.
     """
+    manager = facts.driver.fabric_manager
+    if facts.gpus and facts.driver.nvswitches and manager not in (None, "active"):
+        words = f"{facts.driver.nvswitches} NVSwitches and the Fabric Manager {manager}"
+    else:
+        words = ""
+    return _unfit(facts, floor) or words
+
+
+def _unfit(facts: HostFacts, floor: int) -> str:
     driver = facts.driver
     if not facts.gpus:
         return ""
@@ -183,7 +193,7 @@ def installed_version(state: HostState, name: str) -> str:
 
 def decide(facts: HostFacts, state: HostState, pins: Pins, install: bool = True) -> Decision:
     """Return what to do. ``install`` False forbids to bring another driver than the one that is there."""
-    why = needed(facts, pins.driver.floor)
+    why = _unfit(facts, pins.driver.floor)
     loaded = facts.driver.loaded_version or ""
     if not facts.gpus:
         return Decision(pins.driver.branch, notes=["no NVIDIA GPU on the PCI bus: no driver is needed"])

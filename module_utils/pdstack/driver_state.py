@@ -17,6 +17,7 @@ _LOCK_FILES = ("/etc/dnf/plugins/versionlock.list", "/etc/yum/pluginconf.d/versi
 
 def observe(runner: Runner, kernel: str, root: str = "/") -> HostState:
     """Return the state of this host. ``kernel`` is the running one; files are read below ``root``."""
+    units = _units(runner)
     packages, held = _dpkg(runner) or _rpm(runner, root)
     following = newest(_names(os.path.join(root, "lib/modules"))) or kernel
     return HostState(
@@ -27,8 +28,9 @@ def observe(runner: Runner, kernel: str, root: str = "/") -> HostState:
         next_kernel=following,
         modules={name: found for name in sorted({kernel, following}) for found in _module(runner, name)},
         mok_enrolled=_mok(runner, root),
-        enabled=_units(runner, "enabled"),
-        units=_units(runner, ""),
+        enabled=sorted(name for name, state in units.items() if state != "disabled"),  # static ones need no enabling
+        units=sorted(units),
+        toolkits=_toolkits(root),
     )
 
 
@@ -94,11 +96,17 @@ def _mok(runner: Runner, root: str) -> Optional[bool]:
     return "already enrolled" in done.out + done.err
 
 
-def _units(runner: Runner, state: str) -> List[str]:
-    """Return the vendor's daemons that have a unit file, in this state where one is given."""
+def _units(runner: Runner) -> Dict[str, str]:
+    """Return the vendor's daemons that have a unit file, with its state. A masked one is somebody's decision."""
     command = ["systemctl", "list-unit-files", "--no-legend", "--plain", PERSISTENCED, FABRIC_MANAGER]
     found = [line.split() for line in runner(command).out.splitlines()]
-    return sorted(words[0] for words in found if len(words) > 1 and state in ("", words[1]))
+    return {words[0]: words[1] for words in found if len(words) > 1 and words[1] != "masked"}
+
+
+def _toolkits(root: str) -> List[str]:
+    home = os.path.join(root, "usr/local")
+    names = sorted(name for name in _names(home) if name.startswith("cuda-"))
+    return [f"/usr/local/{name}" for name in names if os.path.exists(os.path.join(home, name, "bin/nvcc"))]
 
 
 def _names(folder: str) -> List[str]:

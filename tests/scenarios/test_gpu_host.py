@@ -152,6 +152,15 @@ def test_the_playbook_brings_the_pinned_branch_and_says_that_a_reboot_is_due(hos
     assert host.held() == sorted([*held_by_us(host)])
     assert {"libcuda1", "nvidia-open", "nvidia-persistenced"} <= set(host.held())
     assert host.run("systemctl is-enabled nvidia-persistenced") == "enabled"
+
+
+def test_the_reboot_is_done_where_it_is_allowed(host):
+    before = host.run("cat /proc/sys/kernel/random/boot_id")
+    status, output = host.play("driver.yml", gpu_host_reboot_allowed=True)
+    assert status == 0, output
+    assert host.run("cat /proc/sys/kernel/random/boot_id") != before
+    assert "reboot required: none" in output
+    assert host.run("systemctl is-active nvidia-persistenced") == "active"  # enabled, so it came with the boot
     host.run("rmdir /opt/bare/sys/module/nouveau")
 
 

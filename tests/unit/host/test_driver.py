@@ -184,6 +184,11 @@ def test_fabric_manager_comes_only_with_nvswitches_and_at_the_drivers_version():
         assert "fabric_manager" not in actions(driver.decide(host(name, **BARE), state(packages=have), PINS))
 
 
+def test_an_idle_fabric_manager_is_mended_before_the_plan():
+    assert "Fabric Manager inactive" in driver.needed(host("nvswitch-802"), 580)
+    assert driver.needed(host("nvswitch-8"), 580) == ""
+
+
 def test_secure_boot_without_an_enrolled_key_stops_before_the_installation():
     decision = driver.decide(host("no-driver", secure_boot=True), state(mok_enrolled=False), PINS)
     assert decision.steps == []

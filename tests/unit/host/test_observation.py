@@ -38,6 +38,8 @@ def test_a_debian_host(tmp_path):
     (tmp_path / "lib/modules/6.8.0-10").mkdir()
     (tmp_path / "etc/pdstack").mkdir(parents=True)
     (tmp_path / "etc/pdstack/held-packages").write_text("cuda-toolkit-13-0\n")
+    for name in ("cuda-13.0/bin/nvcc", "cuda-12.4/lib", "other/bin/nvcc"):
+        (tmp_path / "usr/local" / name).mkdir(parents=True)
     run = answers({"dpkg-query": DPKG, "modinfo -k 6.8.0-9 ": MODINFO, "systemctl": UNITS})
     seen = driver_state.observe(run, "6.8.0-9", str(tmp_path))
     assert sorted(seen.packages) == [
@@ -53,6 +55,13 @@ def test_a_debian_host(tmp_path):
     assert seen.modules["6.8.0-9"].open
     assert seen.enabled == [driver.PERSISTENCED]
     assert seen.units == [driver.FABRIC_MANAGER, driver.PERSISTENCED]
+    assert seen.toolkits == ["/usr/local/cuda-13.0"]
+
+
+@pytest.mark.parametrize(("unit", "units", "enabled"), [("static", 1, 1), ("disabled", 1, 0), ("masked", 0, 0)])
+def test_a_static_unit_needs_no_enabling_and_a_masked_one_is_left(tmp_path, unit, units, enabled):
+    seen = driver_state.observe(answers({"systemctl": f"nvidia-persistenced.service {unit}\n"}), "6", str(tmp_path))
+    assert (len(seen.units), len(seen.enabled)) == (units, enabled)
 
 
 def test_a_red_hat_host(tmp_path):
