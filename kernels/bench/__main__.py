@@ -43,7 +43,7 @@ def main() -> None:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python3", "bench", *sys.argv[1:]]),
+        "command": " ".join(["python3", "bench", *(word.rsplit("/", 1)[-1] for word in sys.argv[1:])]),
         "copy_bandwidth_tb_s": bandwidth / 1e12,
         "records": [],
     }

@@ -31,7 +31,7 @@ POINTERS = {
     "sink_ptr": "*fp32",
     "out_ptr": "*bf16",
     "lse_ptr": "*fp32",
-    "part_ptr": "*fp32",
+    "part_ptr": "*bf16",
     "part_lse_ptr": "*fp32",
     "cache8": "*fp8e4nv",
     "cache32": "*fp32",
@@ -152,16 +152,16 @@ def test_indexer(capability: int, instruction: str, tmp_path: pathlib.Path) -> N
 @pytest.mark.parametrize("block", [(16, 128, 2), (32, 64, 3)], ids=str)
 def test_hc_pre_product(capability: int, block: tuple[int, int, int], tmp_path: pathlib.Path) -> None:
     constants = {"BM": block[0], "BK": block[1], "TERMS": 3, "STAGES": block[2], "DT": tl.bfloat16, "OVERLAP": True}
-    code = Compiled(mhc_jit.product_kernel, capability, 4, constants)
+    code = Compiled(mhc_jit.product_kernel, capability, 4, constants, part_ptr="*fp32")
     assert code.shared <= SM120_SHARED
     assert code.count(tmp_path, "HMMA") >= 3
     assert code.stack(tmp_path) == 0
 
 
 def test_merge_and_finish(tmp_path: pathlib.Path) -> None:
-    merge = Compiled(sparse_mla_jit.merge_kernel, 120, 8, {"HAS_SINK": True, "BS": 32, "OVERLAP": True})
+    merge = Compiled(sparse_mla_jit.merge_kernel, 120, 4, {"HAS_SINK": True, "BS": 32, "OVERLAP": True})
     constants = {"ITERATIONS": 20, "BH": 1024, "BS": 64, "OVERLAP": True}
-    finish = Compiled(mhc_jit.finish_kernel, 120, 4, constants)
+    finish = Compiled(mhc_jit.finish_kernel, 120, 4, constants, part_ptr="*fp32")
     for code in (merge, finish):
         assert code.shared <= SM120_SHARED
         assert code.stack(tmp_path) == 0

@@ -130,7 +130,7 @@ def sparse_mla_decode(
     part, part_lse = out, lse
     if cut.splits > 1:
         shape = (rows, cut.splits, heads, layout.HEAD_DIM)
-        part = torch.empty(shape, dtype=torch.float32, device=q.device)
+        part = torch.empty(shape, dtype=q.dtype, device=q.device)
         part_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
     # Programmatic dependent launch: the merge is set up while the splits still run.
     overlap = q.is_cuda and cut.splits > 1
@@ -191,7 +191,7 @@ def sparse_mla_decode(
             HAS_SINK=attn_sink is not None,
             BS=triton.next_power_of_2(cut.splits),
             OVERLAP=overlap,
-            num_warps=4 if cut.splits <= 8 else 8,
+            num_warps=4,
             launch_pdl=overlap,
         )
     return out, lse

@@ -272,16 +272,24 @@ def merge_kernel(
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, 512)
-    s = tl.arange(0, BS)
-    part = (row * splits + s) * heads + head
-    lse = tl.load(part_lse_ptr + part, mask=s < splits, other=float("-inf"))
-    values = tl.load(part_ptr + part[:, None] * 512 + d[None, :], mask=(s < splits)[:, None], other=0.0).to(tl.float32)
-    top = tl.max(lse, 0)
+    # Unrolled: every load is on its way before the first one is waited for.
+    lses = ()
+    values = ()
+    top = float("-inf")
+    for i in tl.static_range(BS):
+        part = (row * splits + i) * heads + head
+        lse = tl.load(part_lse_ptr + part, mask=i < splits, other=float("-inf"))
+        lses = lses + (lse,)
+        values = values + (tl.load(part_ptr + part * 512 + d, mask=i < splits, other=0.0),)
+        top = tl.maximum(top, lse)
     seen = top > float("-inf")
     top = tl.where(seen, top, 0.0)
-    weight = tl.exp2(lse - top)
-    total = tl.sum(weight, 0)
-    acc = tl.sum(values * weight[:, None], 0)
+    total = 0.0
+    acc = tl.zeros([512], tl.float32)
+    for i in tl.static_range(BS):
+        weight = tl.exp2(lses[i] - top)
+        total += weight
+        acc += weight * values[i].to(tl.float32)
     lse2 = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
     tl.store(lse_ptr + row * heads + head, lse2 * 0.6931471805599453)
     if HAS_SINK:
