@@ -13,6 +13,8 @@ CONFIG_FOLDER = "/etc/pdstack"
 CURRENT = "/opt/pdstack/current"
 # A release that was repaired in place keeps its link; its manifest is new.
 RELEASE = (CURRENT, f"{CURRENT}/manifest.json")
+# pd_kernel_wheel writes this last, whenever it changed a file of the kernels.
+KERNELS = f"{CURRENT}/venv/lib/python3*/site-packages/pdstack_kernels-*.dist-info/RECORD"
 
 
 def instances_of(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
@@ -62,6 +64,7 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
                     f"{CONFIG_FOLDER}/instances/{instance['name']}.yaml",
                     f"{CONFIG_FOLDER}/instances/{instance['name']}.env",
                     *RELEASE,
+                    KERNELS,
                 ],
             }
         )

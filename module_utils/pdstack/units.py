@@ -7,6 +7,7 @@ Units of one set (a prefill-decode pair) restart together: their KV layouts must
 
 from __future__ import annotations
 
+import glob
 import os
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
@@ -51,7 +52,7 @@ class WantedUnit:
 
     name: str
     set: str = ""
-    files: Sequence[str] = ()  # configuration whose change makes the process stale; links by their own time
+    files: Sequence[str] = ()  # paths or globs whose change makes the process stale; links by their own time
 
 
 @dataclass
@@ -127,7 +128,7 @@ def stale_reason(unit: WantedUnit, state: UnitState, changed: Iterable[str], clo
     if written:
         return f"{written[0]} changed"
     started = state.started_us / 1e6 + clock_offset_s
-    for path in unit.files:
+    for path in [match for pattern in unit.files for match in sorted(glob.glob(pattern))]:
         moment = changed_at(path)
         if moment is not None and state.started_us and moment > started:
             return f"{path} changed after the process started"

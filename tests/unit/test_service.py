@@ -122,7 +122,7 @@ def test_every_file_of_an_instance_makes_its_unit_stale() -> None:
     shared = {"/etc/pdstack/plan.json", "/etc/systemd/system/pd.target"}
     watched = {path for unit in service.units(PLAN, "a") for path in unit["files"]}
     folders = {path for path in written if path.endswith(".service.d")}
-    assert written - shared - folders == watched - set(service.RELEASE)
+    assert written - shared - folders == watched - {*service.RELEASE, service.KERNELS}
 
 
 def test_units_of_a_pair_share_a_set_and_the_router_does_not() -> None:

@@ -86,6 +86,16 @@ def test_stale_by_a_file_that_changed_after_the_start(tmp_path: Path) -> None:
     assert "changed after the process started" in str(units.stale_reason(unit, started(moment - 1), (), offset))
 
 
+def test_a_glob_names_whatever_matches_now(tmp_path: Path) -> None:
+    offset = time.time() - time.monotonic()
+    state = units.UnitState("u.service", **RUNNING, started_us=int((time.time() - 60 - offset) * 1e6))  # type: ignore[arg-type]
+    unit = units.WantedUnit("u.service", files=(f"{tmp_path}/python3*/RECORD",))
+    assert units.stale_reason(unit, state, (), offset) is None
+    (tmp_path / "python3.12").mkdir()
+    (tmp_path / "python3.12" / "RECORD").write_text("")
+    assert units.stale_reason(unit, state, (), offset) is not None
+
+
 def test_a_moved_link_makes_stale_by_its_own_time(tmp_path: Path) -> None:
     old = tmp_path / "release"
     old.mkdir()
