@@ -31,7 +31,8 @@ options:
         type: str
         default: ""
       files:
-        description: Files, or globs of them, whose change makes the running process stale. A link counts by its own time.
+        description:
+          - Files, or globs of them, whose change makes the running process stale. A link counts by its own time.
         type: list
         elements: str
         default: []
