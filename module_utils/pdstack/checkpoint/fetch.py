@@ -23,6 +23,7 @@ from .sources import Source
 IDLE = 0.05  # seconds between looks for work where all of it is under way or not yet there
 PIECE = 256 << 10  # bytes that are passed on at once
 PATIENCE = 0.25  # seconds after which less is passed on
+DISK_THREADS = 4
 WRITEBACK = 16 << 20  # bytes
 FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
@@ -161,6 +162,17 @@ class _Attempt:
             self.errors.append(text)
 
 
+@dataclass
+class _Arrived:
+    """A file whose bytes are here."""
+
+    file: RepoFile
+    path: str
+    fd: int
+    flight: Flight
+    sha256: str = ""
+
+
 Place = Callable[[RepoFile, str, str], None]  # file, path of the verified partial, its sha256
 
 
@@ -194,7 +206,7 @@ class Fetcher:
         self._lock = threading.Lock()
 
     def fetch_all(self, files: Sequence[RepoFile], place: Place) -> None:
-        """Fetch ``files`` (of distinct content) and hand each to ``place``, in a worker's thread.
+        """Fetch ``files`` (of distinct content) and hand each to ``place``, in a thread of its own.
 
         Raises CheckpointError after the files in flight have ended; what arrived stays.
         """
@@ -211,7 +223,9 @@ class Fetcher:
                     self._clock.sleep(IDLE)
                     continue
                 try:
-                    self._one(pick, place)
+                    arrived = self._one(pick)
+                    room.acquire()
+                    disk.submit(self._land, arrived, place, failures).add_done_callback(lambda _: room.release())
                 except _Stopped:
                     return
                 except BaseException as error:
@@ -228,7 +242,8 @@ class Fetcher:
                         self._flying.pop(pick.file.key, None)
 
         count = max(1, min(self._options.workers, len(waiting)))
-        with ThreadPoolExecutor(count) as pool:
+        room = threading.Semaphore(count)  # files that wait for the disk; more would let the network run away from it
+        with ThreadPoolExecutor(min(DISK_THREADS, count)) as disk, ThreadPoolExecutor(count) as pool:
             try:
                 for future in [pool.submit(work) for _ in range(count)]:
                     future.result()
@@ -249,28 +264,46 @@ class Fetcher:
             self._flying[pick.file.key] = pick.sources[0] if pick.sources else ""
         return pick
 
-    def _one(self, pick: Pick, place: Place) -> None:
+    def _one(self, pick: Pick) -> _Arrived:
+        """Bring one file's bytes here and prove them."""
         file = pick.file
         path = os.path.join(self._partials, file.key)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise disk_error(error, path) from None
-        flight = Flight(path, file.size)
+        arrived = _Arrived(file, path, fd, Flight(path, file.size))
         try:
             if pick.from_origin:
-                self._scheduler.take_off(file.key, flight)
-            digests = self._complete(pick, fd, flight)
-            os.fchmod(fd, 0o644)
-            os.fsync(fd)
-            place(file, path, digests.sha256)
+                self._scheduler.take_off(file.key, arrived.flight)
+            arrived.sha256 = self._complete(pick, fd, arrived.flight).sha256
         except OSError as error:
+            self._let_go(arrived)
             raise disk_error(error, path) from None
+        except BaseException:
+            self._let_go(arrived)
+            raise
+        return arrived
+
+    def _land(self, arrived: _Arrived, place: Place, failures: List[BaseException]) -> None:
+        """Bring a proven file to the disk and hand it on. The network goes on meanwhile."""
+        try:
+            os.fchmod(arrived.fd, 0o644)
+            os.fsync(arrived.fd)
+            place(arrived.file, arrived.path, arrived.sha256)
+        except BaseException as error:
+            with self._lock:
+                failures.append(disk_error(error, arrived.path) if isinstance(error, OSError) else error)
+                self._stop.set()
+        else:
+            self._progress.file_done()
         finally:
-            self._scheduler.land(file.key)
-            flight.land()
-            os.close(fd)
-        self._progress.file_done()
+            self._let_go(arrived)
+
+    def _let_go(self, arrived: _Arrived) -> None:
+        self._scheduler.land(arrived.file.key)
+        arrived.flight.land()
+        os.close(arrived.fd)
 
     def _complete(self, pick: Pick, fd: int, flight: Flight) -> Digests:
         """Return the matching digests once ``fd`` holds all bytes of the file."""
