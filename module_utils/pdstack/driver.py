@@ -18,7 +18,7 @@ from .refusal import Refusal, Refused
 
 #: Names of the vendor's packages; those at the driver's version are the driver.
 VENDOR = re.compile(
-    r"^(nvidia|libnvidia|libcuda|libnvcuvid|libnvoptix|cuda-drivers|firmware-nvidia|kmod-nvidia|xserver)"
+    r"^(?!.*container)(nvidia|(lib|firmware-|kmod-|xserver-xorg-video-)nvidia|libcuda|libnvcuvid|libnvoptix|cuda-drivers)"
 )
 OPEN_ONLY = ("10", "12")  # compute capabilities (major) of Blackwell
 PERSISTENCED = "nvidia-persistenced.service"
@@ -181,6 +181,11 @@ def family(state: HostState, version: str) -> List[str]:
     )
 
 
+def _owned(state: HostState) -> bool:
+    """Whether packages brought the driver; those of the toolkit and for containers say nothing of it."""
+    return any(VENDOR.match(name) for name in state.packages)
+
+
 def _is(package_version: str, version: str) -> bool:
     """Whether a package's version (epoch and revision allowed) is that upstream version."""
     return re.sub(r"^\d+:", "", package_version).split("-")[0] == version
@@ -218,7 +223,7 @@ def _keep(facts: HostFacts, state: HostState, pins: Pins, version: str) -> Decis
         steps += _fabric_manager(facts, state, pins, name, version)
     steps += after(facts, state, version)
     notes = [f"driver {version or '?'} ({facts.driver.state}) is left as it is"]
-    if version and not state.packages:
+    if version and not _owned(state):
         notes.append("it was not installed from packages: nothing to hold, and its upgrades are the operator's")
     return Decision(branch, version, steps, notes=notes)
 
@@ -330,7 +335,7 @@ def _refusals(facts: HostFacts, state: HostState, pins: Pins, name: str, why: st
     if users:
         remedy = "stop them, then run again; the host has to be rebooted after the upgrade"
         found.append(Refusal("GPUs in use", ", ".join(users[:8]), f"idle GPUs: {why}", remedy))
-    if facts.driver.loaded_version and not state.packages:
+    if facts.driver.loaded_version and not _owned(state):
         found.append(
             Refusal(
                 f"driver {facts.driver.loaded_version}",

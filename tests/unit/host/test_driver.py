@@ -136,8 +136,9 @@ def test_gpus_in_use_are_not_taken_from_their_processes():
     assert f"pid {process.pid}" in decision.refusals[0].found
 
 
-def test_a_driver_from_the_run_file_is_not_overlaid_with_packages():
-    decision = driver.decide(host("p4-1"), state(), PINS)
+@pytest.mark.parametrize("name", ["bash", "cuda-toolkit-13-0", "nvidia-container-toolkit", "libnvidia-container1"])
+def test_a_driver_from_the_run_file_is_not_overlaid_with_packages(name):
+    decision = driver.decide(host("p4-1"), state(packages={name: "1.0-1"}), PINS)
     assert decision.steps == []
     assert "nvidia-uninstall" in decision.refusals[0].remedy
 
