@@ -13,11 +13,9 @@ from typing import Any
 
 
 class HookType(enum.Enum):
-    """The kinds that the plugin uses."""
+    """The kind that the plugin uses."""
 
-    AFTER = "after"
     AROUND = "around"
-    REPLACE = "replace"
 
 
 class HookRegistry:
@@ -53,12 +51,7 @@ class HookRegistry:
 def _wrap(original: Any, kind: HookType, hook: Any) -> Any:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if kind is HookType.REPLACE:
-            return hook(*args, **kwargs)
-        if kind is HookType.AROUND:
-            return hook(original, *args, **kwargs)
-        result = original(*args, **kwargs)
-        changed = hook(result, *args, **kwargs)
-        return result if changed is None else changed
+        assert kind is HookType.AROUND
+        return hook(original, *args, **kwargs)
 
     return wrapper

@@ -16,6 +16,10 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
 
+def NEVER(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("the original must not run")
+
+
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU the interpreter computes in fp32."""
@@ -49,7 +53,7 @@ def test_attention_computes_this_ranks_heads(monkeypatch: pytest.MonkeyPatch) ->
     call["q"] = call["q"].clone()
     call["q"][:, :, :8] = float("nan")  # the release leaves the other ranks' heads unwritten
     call["q"][:, :, 12:] = float("nan")
-    out = adapters.sparse_mla_0_5_13(**call)[0]
+    out = adapters.sparse_mla_0_5_13(NEVER, **call)[0]
     assert torch.allclose(out[:, :, 8:12].float(), want[:, :, 8:12], atol=2e-3, rtol=2e-2)
     assert adapters.CALLS["sparse_mla"] == 1
 
@@ -58,15 +62,22 @@ def test_attention_computes_this_ranks_heads(monkeypatch: pytest.MonkeyPatch) ->
 def test_attention_computes_all_heads(monkeypatch: pytest.MonkeyPatch, size: int, context_parallel: bool) -> None:
     engine(monkeypatch, size=size, rank=0, context_parallel=context_parallel)
     call, want = attention_call()
-    out = adapters.sparse_mla_0_5_13(**call)[0]
+    out = adapters.sparse_mla_0_5_13(NEVER, **call)[0]
     assert torch.allclose(out.float(), want, atol=2e-3, rtol=2e-2)
+
+
+@pytest.mark.parametrize("adapter", [adapters.sparse_mla_0_5_13, adapters.sparse_mla_0_5_23])
+def test_a_broken_kernel_is_left_out(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "BROKEN", {"sparse_mla"})
+    assert adapter(lambda **given: given, q=1) == {"q": 1}
+    assert not adapters.CALLS
 
 
 def test_attention_takes_wide_indices() -> None:
     call, want = attention_call()
     for name in ("indices", "extra_indices_in_kvcache", "topk_length", "extra_topk_length"):
         call[name] = call[name].long()
-    assert torch.allclose(adapters.sparse_mla_0_5_23(**call)[0].float(), want, atol=2e-3, rtol=2e-2)
+    assert torch.allclose(adapters.sparse_mla_0_5_23(NEVER, **call)[0].float(), want, atol=2e-3, rtol=2e-2)
 
 
 @pytest.mark.parametrize("adapter", [adapters.indexer_0_5_13, adapters.indexer_0_5_23])
@@ -75,11 +86,11 @@ def test_indexer(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs: dict[str, Any] = cases.indexer_inputs(cases.Indexer("call", 2, 130, 256), DEVICE)
     want = indexer_ref.paged_mqa_logits(**inputs)
     positional = [inputs[name] for name in ("q_fp8", "kvcache_fp8", "weight", "seq_lens", "page_table")]
-    out = adapter(*positional, None, 256, False)
+    out = adapter(NEVER, *positional, None, 256, False)
     inside = torch.isfinite(want)
     assert torch.allclose(out[inside], want[inside], rtol=1e-3, atol=0.1)
     with pytest.raises(RuntimeError, match="leaves logits behind a row's length unwritten"):
-        adapter(*positional, None, 256)
+        adapter(NEVER, *positional, None, 256)
 
 
 def test_hc_pre_hands_what_it_does_not_take_to_the_original() -> None:

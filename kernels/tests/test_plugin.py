@@ -64,9 +64,17 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     for name in saved:
         del sys.modules[name]
     adapters.CALLS.clear()
+    adapters.BROKEN.clear()
+    plugin._SELFCHECKED.clear()
 
     def start(
-        version: str, mode: str | None, capability: tuple[int, int] = (12, 0), *, without: str = "", child: bool = True
+        version: str,
+        mode: str | None,
+        capability: tuple[int, int] = (12, 0),
+        *,
+        without: str = "",
+        child: bool = True,
+        broken: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         release = releases.RELEASES.get(version, releases.RELEASES["0.5.23"])
         originals = {hook.kernel: fresh() for hook in release.hooks if hook.kernel != without}
@@ -84,6 +92,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         registry.HookRegistry.reset()
         monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
         monkeypatch.setattr(plugin, "_capability", lambda: capability)
+        monkeypatch.setattr(plugin, "_failures", lambda kernels: broken or {})
         monkeypatch.setattr(plugin.multiprocessing, "parent_process", lambda: object() if child else None)
         if mode is None:
             monkeypatch.delenv("PDSTACK_KERNELS", raising=False)
@@ -98,6 +107,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         return found | {"captured": pkgutil.resolve_name(release.captured)}
 
     yield start
+    adapters.BROKEN.clear()
     for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
         del sys.modules[name]
     sys.modules.update(saved)
@@ -181,6 +191,21 @@ def test_prefill_without_graphs_proves_nothing_yet(engine: Engine) -> None:
     assert captured(runner(is_draft_worker=True)) == "original"
 
 
+def test_a_kernel_that_is_off_is_left_to_the_engine(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    captured = engine("0.5.13.post1", "auto", broken={"indexer": "scores are off"})["captured"]
+    adapters.CALLS.update({"sparse_mla": 43, "hc_pre": 86})
+    assert captured(runner()) == "original"
+    assert "indexer does not compute what it should on this GPU (scores are off); the engine's own" in caplog.text
+    assert {"indexer"} == adapters.BROKEN
+    assert adapters.indexer_0_5_13(lambda *given: given[6:], *range(7), False) == (6, False)
+
+
+def test_a_kernel_that_is_off_ends_the_process_when_on(engine: Engine) -> None:
+    captured = engine("0.5.13.post1", "on", broken={"sparse_mla": "outputs are off"})["captured"]
+    with pytest.raises(SystemExit, match="sparse_mla does not compute what it should"):
+        captured(runner())
+
+
 def test_the_outcome_is_logged_and_reported(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -220,8 +245,8 @@ def test_the_targets_are_in_the_wheel(wheel: pathlib.Path) -> None:
         hook = next((hook for hook in release.hooks if hook.target == target), None)
         if hook:
             mine = getattr(adapters, hook.adapter).__code__
-            names = list(mine.co_varnames[: mine.co_argcount])[1 if hook.around else 0 :]
+            names = list(mine.co_varnames[1 : mine.co_argcount])
             theirs = [argument.arg for argument in scope.args.args]
-            assert len(names) == len(theirs), f"{target} takes {theirs}"
-            if not hook.around:
-                assert names == theirs
+            # The object of a method has a name of our own.
+            skip = 1 if theirs[:1] == ["self"] else 0
+            assert names[skip:] == theirs[skip:], f"{target} takes {theirs}"

@@ -15,6 +15,8 @@ import torch
 from . import indexer, mhc, sparse_mla
 
 CALLS: collections.Counter[str] = collections.Counter()
+# Kernels that do not compute what they should on this card (`selfcheck`): the engine's own code runs instead.
+BROKEN: set[str] = set()
 
 # The engine's top-k is 512 or 1024 wide and answers rows up to its width without reading a score.
 IDENTITY_BELOW = 512
@@ -44,12 +46,14 @@ def _sparse_mla(kwargs: dict[str, Any], head_range: tuple[int, int] | None) -> t
     )
 
 
-def sparse_mla_0_5_13(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def sparse_mla_0_5_13(original: Callable[..., Any], **kwargs: Any) -> Any:
     """``flash_mla_with_kvcache_sm120``; of the padded query only this rank's own heads are computed.
 
     The release allocates the query with all heads of the model and fills this rank's share; of the output it reads
     the same share (``MQALayer.forward``: ``q_padded``, ``tp_slice``).
     """
+    if "sparse_mla" in BROKEN:
+        return original(**kwargs)
     ranks = importlib.import_module("sglang.srt.layers.dp_attention")
     context = importlib.import_module("sglang.srt.layers.attention.dsa.utils")
     size = 1 if context.is_dsa_enable_prefill_cp() else ranks.get_attention_tp_size()
@@ -60,12 +64,18 @@ def sparse_mla_0_5_13(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _sparse_mla(kwargs, (first, first + share))
 
 
-def sparse_mla_0_5_23(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def sparse_mla_0_5_23(original: Callable[..., Any], **kwargs: Any) -> Any:
     """``flash_mla_with_kvcache_sm120``; the release fills padded heads with zeros, which are computed along."""
+    if "sparse_mla" in BROKEN:
+        return original(**kwargs)
     return _sparse_mla(kwargs, None)
 
 
-def _indexer(identity_below: int, args: tuple[Any, ...], clean_logits: bool) -> torch.Tensor:
+def _indexer(
+    original: Callable[..., torch.Tensor], identity_below: int, args: tuple[Any, ...], clean_logits: bool
+) -> torch.Tensor:
+    if "indexer" in BROKEN:
+        return original(*args, clean_logits)
     CALLS["indexer"] += 1
     q, cache, weight, lengths, pages, _, width = args
     if clean_logits:
@@ -82,6 +92,7 @@ def _indexer(identity_below: int, args: tuple[Any, ...], clean_logits: bool) -> 
 
 
 def indexer_0_5_13(
+    original: Callable[..., Any],
     q_fp8: torch.Tensor,
     kvcache_fp8: torch.Tensor,
     weight: torch.Tensor,
@@ -93,10 +104,11 @@ def indexer_0_5_13(
 ) -> torch.Tensor:
     """``fp8_paged_mqa_logits_torch_sm120``."""
     args = (q_fp8, kvcache_fp8, weight, seq_lens, page_table, deep_gemm_metadata, max_seq_len)
-    return _indexer(IDENTITY_BELOW, args, clean_logits)
+    return _indexer(original, IDENTITY_BELOW, args, clean_logits)
 
 
 def indexer_0_5_23(
+    original: Callable[..., Any],
     q_fp8: torch.Tensor,
     kvcache_fp8: torch.Tensor,
     weight: torch.Tensor,
@@ -108,7 +120,7 @@ def indexer_0_5_23(
 ) -> torch.Tensor:
     """``tilelang_fp8_paged_mqa_logits``; other models' top-k calls it too, so every row is scored."""
     args = (q_fp8, kvcache_fp8, weight, seq_lens, page_table, deep_gemm_metadata, max_seq_len)
-    return _indexer(0, args, clean_logits)
+    return _indexer(original, 0, args, clean_logits)
 
 
 def hc_pre_0_5_13(
@@ -122,7 +134,7 @@ def hc_pre_0_5_13(
 ) -> Any:
     """``DeepseekV4DecoderLayer.hc_pre`` for decode-sized inputs; the norm stays the caller's, as in the original."""
     fits = 0 < x.shape[0] <= HC_PRE_MOST_ROWS and x.shape[1] == mhc.STREAMS and x.dtype == torch.bfloat16
-    if not (fits and x.is_contiguous() and hc_fn.is_contiguous()):
+    if "hc_pre" in BROKEN or not (fits and x.is_contiguous() and hc_fn.is_contiguous()):
         return original(layer, x, hc_fn, hc_scale, hc_base, norm)
     CALLS["hc_pre"] += 1
     y, post, comb = mhc.hc_pre(

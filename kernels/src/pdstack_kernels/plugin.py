@@ -4,11 +4,13 @@
 
 - ``off``: nothing is registered.
 - ``auto`` (default): the hooks that `releases` marks for the release, on compute capability 12.x only.
-- ``on``: every hook of the release; the process ends with an error when one does not apply, or when the decode graphs
-  were captured without calling it.
+- ``on``: every hook of the release; the process ends with an error when one does not apply, computes wrongly, or is not
+  in the decode graphs.
 
 The engine's hooks fail open: a target that is gone is logged, and the engine starts without the hook. So each target
-is looked at again after the hooks are applied, and each kernel counts its calls. ``PDSTACK_KERNELS_REPORT`` names a
+is looked at again after the hooks are applied, and each kernel counts its calls. Before the graphs are captured each
+kernel is compared with its reference on the card at hand; one that is off is left to the engine's own code, or ends
+the process when ``on``. ``PDSTACK_KERNELS_REPORT`` names a
 file that receives the outcome as JSON; the log has it in one line that starts with "pdstack-kernels".
 """
 
@@ -22,6 +24,7 @@ import multiprocessing
 import os
 import pkgutil
 import tempfile
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import __version__
@@ -29,6 +32,8 @@ from .releases import RELEASES, Hook, Release
 
 LOG = logging.getLogger("pdstack_kernels")
 MODES = ("auto", "on", "off")
+# Releases whose kernels were compared with their references in this process: once, not for a draft model again.
+_SELFCHECKED: set[str] = set()
 
 
 def register() -> None:
@@ -71,12 +76,11 @@ def _apply(mode: str, version: str, release: Release, hooks: list[Hook]) -> None
         except (ImportError, AttributeError) as error:
             _refuse(mode, f"{hook.kernel}: {hook.target} of sglang {version} is not there: {error}")
             continue
-        kind = registry.HookType.AROUND if hook.around else registry.HookType.REPLACE
-        registry.HookRegistry.register(hook.target, getattr(adapters, hook.adapter), kind)
+        registry.HookRegistry.register(hook.target, getattr(adapters, hook.adapter), registry.HookType.AROUND)
     applied = [hook for hook in hooks if hook.kernel in before]
-    check = functools.partial(_check_capture, mode, version, applied, adapters.CALLS)
     runner_before = pkgutil.resolve_name(release.captured)
-    registry.HookRegistry.register(release.captured, check, registry.HookType.AFTER)
+    capture = functools.partial(_around_capture, mode, version, applied)
+    registry.HookRegistry.register(release.captured, capture, registry.HookType.AROUND)
     # Now rather than when the engine gets to it, so that the outcome can be looked at here; applying twice is harmless.
     registry.HookRegistry.apply_hooks()
     for hook in applied:
@@ -87,17 +91,27 @@ def _apply(mode: str, version: str, release: Release, hooks: list[Hook]) -> None
     LOG.info("pdstack-kernels %s: %s, sglang %s: hooked %s", __version__, mode, version, _names(applied))
 
 
-def _check_capture(
-    mode: str, version: str, hooks: list[Hook], calls: dict[str, int], result: Any, runner: Any, *args: Any, **more: Any
-) -> None:
-    """Runs after a model runner captured its graphs: whichever kernel the graphs hold was called by now."""
-    silent = [hook.kernel for hook in hooks if hook.captured and not calls.get(hook.kernel)]
-    counts = {hook.kernel: int(calls.get(hook.kernel, 0)) for hook in hooks}
+def _around_capture(
+    mode: str, version: str, hooks: list[Hook], original: Callable[..., Any], runner: Any, *args: Any, **more: Any
+) -> Any:
+    """Around the capture of a model runner's graphs: the kernels must compute well before it, and be in it after it."""
+    adapters = importlib.import_module("pdstack_kernels.adapters")
+    if version not in _SELFCHECKED:
+        _SELFCHECKED.add(version)
+        failures = _failures([hook.kernel for hook in hooks])
+        for kernel, wrong in failures.items():
+            _refuse(mode, f"{kernel} does not compute what it should on this GPU ({wrong})")
+        adapters.BROKEN.update(failures)
+    result = original(runner, *args, **more)
+    counts = {hook.kernel: int(adapters.CALLS[hook.kernel]) for hook in hooks}
+    broken = sorted(adapters.BROKEN)
+    silent = [hook.kernel for hook in hooks if hook.captured and not counts[hook.kernel] and hook.kernel not in broken]
     live = ", ".join(f"{kernel}={count}" for kernel, count in counts.items())
     LOG.info("pdstack-kernels %s: live on sglang %s, calls so far: %s", __version__, version, live)
-    _report({"version": __version__, "sglang": version, "mode": mode, "calls": counts, "silent": silent})
+    _report({"calls": counts, "silent": silent, "broken": broken, "mode": mode, "sglang": version})
     if silent and _captured(runner):
         _refuse(mode, f"the decode graphs were captured without {', '.join(silent)}")
+    return result
 
 
 def _captured(runner: Any) -> bool:
@@ -119,6 +133,14 @@ def _report(outcome: dict[str, Any]) -> None:
         os.replace(file.name, path)
     except OSError as error:
         LOG.warning("pdstack-kernels: no report in %s: %s", path, error)
+
+
+def _failures(kernels: list[str]) -> dict[str, str]:
+    import torch
+
+    selfcheck = importlib.import_module("pdstack_kernels.selfcheck")
+    found: dict[str, str] = selfcheck.failures(kernels, torch.device("cuda", torch.cuda.current_device()))
+    return found
 
 
 def _capability() -> tuple[int, int]:

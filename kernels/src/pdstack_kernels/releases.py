@@ -15,8 +15,7 @@ class Hook:
     Attributes:
         kernel: name in the log line, the report and the counters.
         target: dotted path of the function or method.
-        adapter: name of the function in `adapters` that stands in its place.
-        around: the adapter gets the original as its first argument; otherwise it replaces it.
+        adapter: name of the function in `adapters` that stands around it: it gets the original as its first argument.
         auto: whether ``PDSTACK_KERNELS=auto`` turns it on.
         why: the reason for ``auto``, for the operator.
         captured: the decode graphs of DeepSeek-V4 must have called it; otherwise only some configurations do.
@@ -25,7 +24,6 @@ class Hook:
     kernel: str
     target: str
     adapter: str
-    around: bool
     auto: bool
     why: str
     captured: bool
@@ -46,7 +44,6 @@ RELEASES = {
                 "sparse_mla",
                 "sglang.srt.layers.attention.flash_mla_sm120.flash_mla_with_kvcache_sm120",
                 "sparse_mla_0_5_13",
-                around=False,
                 auto=True,
                 why="the release reads each token's KV once a head, outside the tensor cores",
                 captured=True,
@@ -55,7 +52,6 @@ RELEASES = {
                 "indexer",
                 "sglang.srt.layers.attention.dsv4.indexer.fp8_paged_mqa_logits_torch_sm120",
                 "indexer_0_5_13",
-                around=False,
                 auto=True,
                 why="the release scores the whole captured width, not the context that is there",
                 captured=True,
@@ -64,7 +60,6 @@ RELEASES = {
                 "hc_pre",
                 "sglang.srt.models.deepseek_v4.DeepseekV4DecoderLayer.hc_pre",
                 "hc_pre_0_5_13",
-                around=True,
                 auto=True,
                 why="the release computes the mixing product in fp32, outside the tensor cores",
                 captured=True,
@@ -73,7 +68,6 @@ RELEASES = {
                 "draft_moe",
                 "sglang.srt.layers.quantization.fp8.Fp8Config.get_quant_method",
                 "fp4_experts_0_5_13",
-                around=True,
                 auto=True,
                 why="FP4 experts fall to a method that cannot read them (sglang#30952)",
                 captured=False,
@@ -87,7 +81,6 @@ RELEASES = {
                 "sparse_mla",
                 "sglang.kernels.ops.attention.flash_mla_sm120.flash_mla_with_kvcache_sm120",
                 "sparse_mla_0_5_23",
-                around=False,
                 auto=False,
                 why="the release runs FlashInfer's kernel; which is faster on sm_120 has not been measured",
                 captured=True,
@@ -96,7 +89,6 @@ RELEASES = {
                 "indexer",
                 "sglang.kernels.ops.attention.dsa.tilelang_kernel.tilelang_fp8_paged_mqa_logits",
                 "indexer_0_5_23",
-                around=False,
                 auto=False,
                 why="the release's TileLang kernel is bounded by the length too; not measured on sm_120",
                 captured=True,
@@ -105,7 +97,6 @@ RELEASES = {
                 "draft_moe",
                 "sglang.srt.layers.quantization.fp8.Fp8Config.get_quant_method",
                 "fp4_experts_0_5_23",
-                around=True,
                 auto=True,
                 why="FP4 experts fall to a method that cannot read them when the draft's backend is set by hand",
                 captured=False,
