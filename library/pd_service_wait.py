@@ -33,6 +33,10 @@ options:
         description: An address that answers 200 once the service is up.
         type: str
         required: true
+      alive_url:
+        description: A cheaper address to ask of a process that was ready before.
+        type: str
+        default: ""
   timeout:
     description: Seconds to wait at most. Loading 146 GB from a cold disk takes minutes.
     type: int
@@ -85,6 +89,7 @@ def main() -> None:
                     "name": {"type": "str", "required": True},
                     "unit": {"type": "str", "required": True},
                     "url": {"type": "str", "required": True},
+                    "alive_url": {"type": "str", "default": ""},
                 },
             },
             "timeout": {"type": "int", "default": 1800},
@@ -92,7 +97,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    targets = [waiter.Target(item["name"], item["unit"], item["url"]) for item in module.params["targets"]]
+    targets = [codec.load(waiter.Target, dict(item)) for item in module.params["targets"]]
     try:
         results = waiter.wait(
             targets,

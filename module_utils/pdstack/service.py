@@ -78,7 +78,12 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
 def targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
     """Return what to wait for on a host, as pd_service_wait takes it."""
     engines = [
-        {"name": item["name"], "unit": item["unit"], "url": f"{_base(item)}/health"}
+        {
+            "name": item["name"],
+            "unit": item["unit"],
+            "url": f"{_base(item)}/health",
+            "alive_url": f"{_base(item)}/v1/models",
+        }
         for item in instances_of(plan, host)
     ]
     # /health of a router is 200 with no worker at all; /readiness needs both sides of a pair

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from . import causes, units
 from .runner import Runner
@@ -20,11 +20,16 @@ HttpStatus = Callable[[str], int]  # GET, returns the status, 0 when nothing ans
 
 @dataclass(frozen=True)
 class Target:
-    """What to wait for: a unit whose URL must answer 200."""
+    """What to wait for: a unit whose URL must answer 200.
+
+    ``alive_url`` is asked instead of a process that was ready before: an engine's /health generates
+    a token and takes a second, every time.
+    """
 
     name: str
     unit: str
     url: str
+    alive_url: str = ""
 
 
 @dataclass
@@ -66,11 +71,16 @@ def wait(
             state = states[target.unit]
             first.setdefault(target.unit, state.restarts)
             result = Readiness(target.name, target.unit, state=f"{state.active} ({state.sub})", restarts=state.restarts)
-            if state.active == "active" and http_status(target.url) == 200:
+            mark = _read_mark(marks, state)
+            url = target.alive_url if mark and target.alive_url else target.url
+            if state.active == "active" and http_status(url) == 200:
                 result.ready = True
-                # Of a process that ran long before we looked, nobody knows when it first answered.
-                watched = waited and state.started_us / 1e6 > begin - _START_SLACK_S
-                result.seconds = _time_to_ready(marks, state, monotonic() if watched else None)
+                if mark is None:
+                    # Of a process that ran long before we looked, nobody knows when it first answered.
+                    watched = waited and state.started_us / 1e6 > begin - _START_SLACK_S
+                    mark = {"seconds": round(monotonic() - state.started_us / 1e6, 1) if watched else None}
+                    _write_mark(marks, state, mark)
+                result.seconds = mark["seconds"]
             elif state.active in ("failed", "inactive") or state.restarts - first[target.unit] >= 2:
                 result.state = f"failed ({state.result})" if state.result != "success" else result.state
                 result.detail = _explain(runner, target.unit)
@@ -93,26 +103,30 @@ def look(targets: Sequence[Target], runner: Runner, http_status: HttpStatus, mar
     return wait(targets, runner, http_status, lambda: 0.0, lambda seconds: None, 0.0, marks)
 
 
-def _time_to_ready(marks: str, state: units.UnitState, now: Optional[float]) -> Optional[float]:
-    path = os.path.join(marks, state.name)
-    key = f"{state.main_pid}:{state.started_us}"
+def _read_mark(marks: str, state: units.UnitState) -> Optional[Dict[str, Any]]:
+    """Return what is kept of this very process, if it was ready before."""
     try:
-        with open(path, encoding="utf-8") as handle:
+        with open(os.path.join(marks, state.name), encoding="utf-8") as handle:
             mark = json.load(handle)
-        if mark["process"] == key:
-            return float(mark["seconds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    if now is None:  # it was ready before we looked: how long it took is not known
+    except (OSError, ValueError):
         return None
-    seconds = round(now - state.started_us / 1e6, 1)
+    if not isinstance(mark, dict) or mark.get("process") != _process(state):
+        return None
+    seconds = mark.get("seconds")
+    return {"seconds": float(seconds) if isinstance(seconds, (int, float)) else None}
+
+
+def _write_mark(marks: str, state: units.UnitState, mark: Dict[str, Any]) -> None:
     try:
         os.makedirs(marks, exist_ok=True)
-        with open(path, "w", encoding="utf-8") as handle:
-            json.dump({"process": key, "seconds": seconds}, handle)
+        with open(os.path.join(marks, state.name), "w", encoding="utf-8") as handle:
+            json.dump({"process": _process(state), **mark}, handle)
     except OSError:
         pass  # the mark is a convenience of the next report
-    return seconds
+
+
+def _process(state: units.UnitState) -> str:
+    return f"{state.main_pid}:{state.started_us}"
 
 
 def _explain(runner: Runner, unit: str) -> str:

@@ -69,6 +69,26 @@ def test_a_process_that_ran_long_before_tells_no_time(tmp_path: Path) -> None:
     assert result.seconds is None
 
 
+def test_a_process_that_was_ready_before_is_asked_the_cheap_way(tmp_path: Path) -> None:
+    world, asked = World(ready_at=5), []
+
+    def look() -> waiter.Readiness:
+        target = waiter.Target("decode-0", "pd-decode@0.service", "health", "alive")
+        http = lambda url: asked.append(url) or world.http(url)  # noqa: E731
+        return waiter.wait([target], world.runner, http, lambda: world.now, world.sleep, 60, str(tmp_path))[0]
+
+    assert look().ready
+    assert set(asked) == {"health"}
+    asked.clear()
+    assert look().ready
+    assert asked == ["alive"]
+    asked.clear()
+    world.start = world.now  # another process must prove itself
+    world.ready_at = 5
+    assert look().ready
+    assert set(asked) == {"health"}
+
+
 def test_gives_up_after_the_bound(tmp_path: Path) -> None:
     world = World(ready_at=1e9)
     result = world.wait(tmp_path, timeout=30)
