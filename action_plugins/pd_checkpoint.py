@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
 import shlex
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ansible import constants
@@ -21,7 +22,8 @@ from ansible.module_utils.pdstack.checkpoint.errors import CheckpointError, Sour
 from ansible.module_utils.pdstack.checkpoint.progress import Status
 from ansible.module_utils.pdstack.checkpoint.request import report
 from ansible.module_utils.pdstack.checkpoint.service import secret_path
-from ansible.module_utils.pdstack.checkpoint.sources import DirSource
+from ansible.module_utils.pdstack.checkpoint.sources import HUB_ENDPOINT, DirSource, HubSource
+from ansible.module_utils.pdstack.checkpoint.transport import HttpTransport
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
@@ -41,6 +43,8 @@ class ActionModule(ActionBase):
         args = dict(self._task.args)
         host = str((task_vars or {}).get("inventory_hostname", ""))
         args.setdefault("peer_name", host)
+        if not listings.is_commit(str(args.get("revision", ""))):
+            args["revision"] = run_commit(args)
         sources = args.get("sources", ["hub"])
         folder = controller_folder(sources)
         if args.get("state", "present") != "present":
@@ -155,18 +159,49 @@ class ActionModule(ActionBase):
         return str(target)
 
 
-def run_secret() -> bytes:
-    """Return this run's secret, the same for all hosts: it lies in ansible's own temporary folder of the run."""
-    path = os.path.join(constants.DEFAULT_LOCAL_TMP, "pdstack-peer-secret")
-    fresh = f"{path}.{os.getpid()}"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w", encoding="ascii") as stream:
-        stream.write(secrets.token_hex(32))
-    with contextlib.suppress(FileExistsError):
-        os.link(fresh, path)  # the first of the hosts' processes makes it, whole
-    os.unlink(fresh)
-    with open(path, "rb") as found:
+def once(name: str, make: Callable[[], str]) -> str:
+    """Return what ``make`` returned to the first of the hosts' processes that asked in this run.
+
+    It lies in ansible's own temporary folder of the run, which all of them share and which goes with the run.
+    """
+    path = os.path.join(constants.DEFAULT_LOCAL_TMP, f"pdstack-{name}")
+    if not os.path.exists(path):
+        fresh = f"{path}.{os.getpid()}"
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as stream:
+                stream.write(make())
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, path)
+        finally:
+            os.unlink(fresh)
+    with open(path, encoding="utf-8") as found:
         return found.read()
+
+
+def run_secret() -> bytes:
+    """Return this run's secret of the exchange between hosts."""
+    return once("peer-secret", lambda: secrets.token_hex(32)).encode()
+
+
+def run_commit(args: dict[str, Any]) -> str:
+    """Return the commit of a branch or tag, looked up once: it may move, and all hosts must hold the same."""
+    repo, revision = str(args.get("repo", "")), str(args.get("revision", ""))
+
+    def ask() -> str:
+        web = HttpTransport(proxy=args.get("proxy"))
+        endpoint = str(args.get("endpoint") or HUB_ENDPOINT)
+        return HubSource(repo, "", web, endpoint, os.environ.get("HF_TOKEN")).resolve(revision)
+
+    try:
+        listings.check_repo(repo)
+        name = hashlib.sha256(f"{repo} {revision}".encode()).hexdigest()
+        return once(f"commit-{name}", ask)
+    except (CheckpointError, SourceError) as error:
+        raise AnsibleActionFail(
+            f"revision {revision!r} of {repo}: {error}; needed: its commit, 40 hex digits; do: write the commit "
+            "down, or let the controller reach the hub (HF_TOKEN in its environment for a gated repository)"
+        ) from None
 
 
 def source_folder(source: str) -> str | None:

@@ -23,7 +23,9 @@ options:
     type: str
     required: true
   revision:
-    description: Commit, 40 hex digits. A branch moves, so it is refused.
+    description:
+      - Commit, 40 hex digits. A branch or tag is looked up by the action plugin, once in a run for all hosts, on the
+        controller (with C(HF_TOKEN) of its environment).
     type: str
     required: true
   dest:
