@@ -59,6 +59,17 @@ def test_a_real_kernel_package_is_left_alone(run):
 
 
 AGENT = """
+class nixlBind:
+    VRAM_SEG = 2
+    class nixlAgentConfig:
+        pass
+
+def configure(delay):
+    config = nixlBind.nixlAgentConfig()
+    config.pthrDelay = delay
+    config.other = delay
+    return config
+
 class nixl_agent:
     def register_memory(self, descs, mem_type=None, backends=()): return mem_type
     def get_xfer_descs(self, descs, mem_type=None): return mem_type
@@ -75,6 +86,14 @@ print(agent.register_memory([], "VRAM"), agent.get_xfer_descs([], mem_type="VRAM
       agent.register_memory([], "FILE"), *agent.prep_xfer_dlist("peer", [], "VRAM"))
 """
     assert run(program, nixl_cu13___api=AGENT) == "DRAM DRAM DRAM FILE peer DRAM"
+
+
+def test_the_progress_thread_waits_for_events_and_nothing_else_changes(run):
+    program = """
+from nixl_cu13._api import configure, nixlBind
+print(configure(0).pthrDelay, configure(0).other, configure(50_000).pthrDelay, nixlBind.VRAM_SEG)
+"""
+    assert run(program, nixl_cu13___api=AGENT) == "10000 0 50000 2"
 
 
 def test_mooncake_indices_stay_on_the_host(run):

@@ -13,7 +13,8 @@ module                                  change
 ``sgl_kernel``                          no CPU wheel exists: names import, a call raises NotImplementedError
 ``torchvision.extension``               CUDA wheel beside CPU torch: declare the operators its import needs
 ``sglang.srt.disaggregation.mooncake``  KV indices stay on the host: no pinned memory, no CUDA event
-``nixl_cu12._api``, ``nixl_cu13._api``  sglang registers KV as "VRAM"; here it is "DRAM"
+``nixl_cu12._api``, ``nixl_cu13._api``  sglang registers KV as "VRAM"; here it is "DRAM". The progress thread waits for
+                                        events: it would spin on the one core that an engine has here
 ======================================= ==================================================================
 
 Nothing here is used with ``profile: gpu``. Only light standard modules are imported, since every ``python`` of

@@ -99,6 +99,23 @@ def keep_mooncake_indices_on_host(conn: Any) -> None:
     conn.MooncakeKVSender.supports_host_tensor_indices = False
 
 
+#: Microseconds that NIXL's progress thread waits for an event; 0, which NIXL's Python sets, spins on a whole core.
+PROGRESS_WAIT_US = 10_000
+
+
+def _with_calm_progress_thread(bindings: Any) -> Any:
+    """Return NIXL's bindings with an agent configuration whose progress thread waits for events."""
+
+    class CalmConfig(bindings.nixlAgentConfig):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, max(value, PROGRESS_WAIT_US) if name == "pthrDelay" else value)
+
+    names = [name for name in dir(bindings) if not name.startswith("__")]
+    calm = types.SimpleNamespace(**{name: getattr(bindings, name) for name in names})
+    calm.nixlAgentConfig = CalmConfig
+    return calm
+
+
 def register_host_memory(api: Any) -> None:
     """Make NIXL agents read memory kind "VRAM" as "DRAM": without a GPU the KV cache is host memory."""
 
@@ -112,5 +129,6 @@ def register_host_memory(api: Any) -> None:
 
         return call
 
+    api.nixlBind = _with_calm_progress_thread(api.nixlBind)
     for name in ("register_memory", "get_xfer_descs", "get_reg_descs", "prep_xfer_dlist"):
         setattr(api.nixl_agent, name, on_host(getattr(api.nixl_agent, name)))
