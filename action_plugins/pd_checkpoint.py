@@ -89,7 +89,8 @@ class ActionModule(ActionBase):
             parts = [outcome.found, f"needed: {outcome.needed}", f"do: {outcome.remedy}"]
             words = "; ".join(part for part in parts if not part.endswith(": "))
             return {"failed": True, "msg": words, "code": outcome.code, "unit": started["unit"]}
-        return {**started, **report(outcome.result), "changed": True}
+        changed = outcome.result.changed or bool(started["service_files"])
+        return {**started, **report(outcome.result), "changed": changed}
 
     def _share_secret(self, args: dict[str, Any]) -> None:
         """Put the run's secret on the host: by standard input, so that no argument or temporary file has it."""

@@ -335,6 +335,8 @@ def run_unit(params: Dict[str, Any], request: Request, check: bool, service: Ser
     reconciler = Reconciler(request)
     name = reconciler.store.name
     if params["state"] != "present":
+        if params["state"] == "absent" and not check:
+            service.stop(name)
         values = run_inline(params, request, check)
         if params["state"] == "absent" and not check:
             values["service_files"] = service.remove(name, request.root)
@@ -357,7 +359,10 @@ def run_unit(params: Dict[str, Any], request: Request, check: bool, service: Ser
         "status_file": reconciler.store.status,
         "outcome_file": outcome_path(service.state_dir, name),
     }
-    return {**values, **ended(wait(service, name))} if params["wait"] else values
+    if params["wait"]:
+        values.update(ended(wait(service, name)))
+        values["changed"] = values["changed"] or bool(files)
+    return values
 
 
 def wait(service: Service, name: str) -> Outcome:

@@ -25,7 +25,7 @@ PIECE = 256 << 10  # bytes that are passed on at once
 PATIENCE = 0.25  # seconds after which less is passed on
 DISK_THREADS = 4
 WRITEBACK = 16 << 20  # bytes
-FATAL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Clock(Protocol):
@@ -459,11 +459,11 @@ class _Stopped(Exception):
 def disk_error(error: OSError, path: str = "") -> CheckpointError:
     """Return the operator's error for a failed write or rename."""
     where = path or error.filename or "the disk"
-    if error.errno in FATAL_ERRNO:
+    if error.errno in NO_SPACE:
         return CheckpointError(
             "no-space",
             f"{where}: {error.strerror}",
-            "free space and a disk that takes writes",
+            "space for the checkpoint",
             "free space and run again: what arrived is kept and resumed",
         )
-    return CheckpointError("disk", f"{where}: {error.strerror}", "a folder that can be written to")
+    return CheckpointError("disk", f"{where}: {error.strerror}", "a disk and a folder that can be read and written")

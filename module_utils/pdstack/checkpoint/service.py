@@ -50,11 +50,11 @@ MODULES = (
 )
 PACKAGES = ("", "checkpoint")
 
+# Without PrivateTmp=, since a source may lie in a temporary folder.
 _HARDENING = """\
 NoNewPrivileges=yes
 ProtectSystem=full
 ProtectHome=read-only
-PrivateTmp=yes
 PrivateDevices=yes
 ProtectKernelTunables=yes
 ProtectKernelModules=yes
@@ -237,6 +237,11 @@ class Service:
                     f"look at journalctl -u '{unit_name(name)}', then run again: what arrived is kept and resumed",
                 )
         return None if found is None else codec.load(Outcome, json.loads(found))
+
+    def stop(self, name: str) -> None:
+        """Stop the unit where it works; what arrived is kept."""
+        if self.active(name):
+            self._systemctl("stop", unit_name(name))
 
     def remove(self, name: str, root: str) -> List[str]:
         """Take away what belongs to this checkpoint, and the units once no checkpoint is left; return the paths."""

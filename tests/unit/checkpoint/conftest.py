@@ -57,7 +57,7 @@ class Site:
             "sources": ["hub"],
             "endpoint": self.hub.url,
             "workers": 4,
-            "stall": 0.5,
+            "stall": 1.0,
             "attempts": 4,
         }
         return Request(**{**values, **changes})  # type: ignore[arg-type]

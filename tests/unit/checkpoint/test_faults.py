@@ -43,7 +43,8 @@ def test_heals_by_itself(site, name):
     assert site.hub.faults[0].times == 0, "the fault never struck"
     assert site.wrong_files() == []
     assert result.changed
-    assert len(site.hub.requests(SHARD)) == asked
+    slow = fault.kind in ("hang", "trickle")  # here a busy machine may look slow too
+    assert asked <= len(site.hub.requests(SHARD)) <= asked + 2 * slow
     assert len(site.hub.requests("00001-of-00004")) == 1, "a good shard was fetched twice"
 
 
