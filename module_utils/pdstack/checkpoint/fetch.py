@@ -21,6 +21,7 @@ from .progress import Progress
 from .sources import Source
 
 IDLE = 0.05  # seconds between looks for work where all of it is under way or not yet there
+PROGRESS = 1 << 20  # bytes that make a failed attempt a success: a byte at a time would never end
 PIECE = 256 << 10  # bytes that are passed on at once
 PATIENCE = 0.25  # seconds after which less is passed on
 DISK_THREADS = 4
@@ -43,7 +44,7 @@ class FetchOptions:
     """Times in seconds, ``min_rate`` in bytes/s over ``stall`` seconds for one file."""
 
     workers: int = 8
-    attempts: int = 8  # per file, without a byte of progress between them
+    attempts: int = 8  # per file, with less than PROGRESS between them
     min_rate: float = 64 * 1024
     stall: float = 30.0
     backoff: float = 0.5  # doubles with every failure
@@ -334,7 +335,7 @@ class Fetcher:
             try:
                 self._pull(state.source, attempt)
             except SourceError as error:
-                attempt.failures = 1 if attempt.have > before else attempt.failures + 1
+                attempt.failures = 1 if attempt.have - before >= PROGRESS else attempt.failures + 1
                 attempt.note(f"{state.source.name}: {error}")
                 if self._judge(state, attempt, error):
                     turn += 1
