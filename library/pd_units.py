@@ -51,6 +51,10 @@ options:
     type: list
     elements: str
     default: []
+  marks:
+    description: The folder in which M(pd_service_wait) keeps which processes were ready.
+    type: path
+    default: /run/pdstack/ready
   observe:
     description: Only report what would be done, without counting it as a change.
     type: bool
@@ -83,6 +87,11 @@ actions:
   description: The units by verb (reload, enable, disable, stop, start, restart).
   returned: always
   type: dict
+never_ready:
+  description: Units whose present process M(pd_service_wait) has not seen ready yet.
+  returned: always
+  type: list
+  elements: str
 pending:
   description: Whether there is anything to do.
   returned: always
@@ -101,7 +110,7 @@ stale_sets:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import runner, units
+from ansible.module_utils.pdstack import runner, units, waiter
 
 
 def main() -> None:
@@ -120,6 +129,7 @@ def main() -> None:
             "owned": {"type": "list", "elements": "str", "default": []},
             "changed_files": {"type": "list", "elements": "str", "default": []},
             "stale_sets": {"type": "list", "elements": "str", "default": []},
+            "marks": {"type": "path", "default": "/run/pdstack/ready"},
             "observe": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -127,7 +137,7 @@ def main() -> None:
     params = module.params
     wanted = [units.WantedUnit(item["name"], item["set"], tuple(item["files"])) for item in params["units"]]
     try:
-        todo, stale_sets = observe(wanted, params)
+        todo, stale_sets, states = observe(wanted, params)
         if not (module.check_mode or params["observe"]):
             units.apply(todo, runner.run)
     except runner.CommandFailed as error:
@@ -140,6 +150,7 @@ def main() -> None:
         changed=todo.changed and not params["observe"],
         actions={"reload": todo.reload, **actions},
         pending=todo.changed,
+        never_ready=waiter.never_ready(states, params["marks"]),
         reasons=todo.why,
         stale_sets=stale_sets,
         diff={"before": "", "after": "".join(lines), "before_header": "units", "after_header": "units"},
@@ -147,7 +158,7 @@ def main() -> None:
 
 
 def observe(wanted, params):  # type: ignore[no-untyped-def]
-    """Return the plan for these units and the sets that are stale here."""
+    """Return the plan for these units, the sets that are stale here, and the units as they are."""
     strays = [name for name in units.known(runner.run, params["owned"]) if name not in {unit.name for unit in wanted}]
     states = units.show(runner.run, [unit.name for unit in wanted] + strays)
     offset = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -161,7 +172,7 @@ def observe(wanted, params):  # type: ignore[no-untyped-def]
     stale_sets = sorted({unit.set for unit in wanted if unit.name in stale and unit.set})
     todo = units.plan(wanted, states, stale, strays)
     todo.reload = todo.reload or any(path.startswith("/etc/systemd/system/") for path in params["changed_files"])
-    return todo, stale_sets
+    return todo, stale_sets, [states[unit.name] for unit in wanted]
 
 
 if __name__ == "__main__":

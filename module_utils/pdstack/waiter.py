@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from . import causes, units
 from .runner import Runner
@@ -96,6 +96,11 @@ def wait(
             return results
         waited = True
         sleep(poll_s)
+
+
+def never_ready(states: Iterable[units.UnitState], marks: str) -> List[str]:
+    """Return the units whose present process has not been seen ready, such as those of a run that was interrupted."""
+    return [state.name for state in states if state.main_pid and _read_mark(marks, state) is None]
 
 
 def look(targets: Sequence[Target], runner: Runner, http_status: HttpStatus, marks: str) -> List[Readiness]:

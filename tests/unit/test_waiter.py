@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from pdstack import causes, waiter
+from pdstack import causes, units, waiter
 from pdstack.runner import Completed
 
 TARGET = waiter.Target("decode-0", "pd-decode@0.service", "http://h/health")
@@ -87,6 +87,20 @@ def test_a_process_that_was_ready_before_is_asked_the_cheap_way(tmp_path: Path) 
     world.ready_at = 5
     assert look().ready
     assert set(asked) == {"health"}
+
+
+def test_a_process_that_was_never_seen_ready_is_known(tmp_path: Path) -> None:
+    """An interrupted run leaves one: the next run must wait for it, though it has nothing to restart."""
+    world = World(ready_at=5)
+
+    def states() -> list[units.UnitState]:
+        return list(units.show(world.runner, ["pd-decode@0.service"]).values())
+
+    assert waiter.never_ready(states(), str(tmp_path)) == ["pd-decode@0.service"]
+    world.wait(tmp_path)
+    assert waiter.never_ready(states(), str(tmp_path)) == []
+    world.start = world.now + 1
+    assert waiter.never_ready(states(), str(tmp_path)) == ["pd-decode@0.service"]
 
 
 def test_gives_up_after_the_bound(tmp_path: Path) -> None:
