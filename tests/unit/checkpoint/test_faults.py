@@ -62,7 +62,7 @@ FATAL = {
     "announces more bytes": (Fault(SHARD, "long", times=99), "bytes, the listing says"),
     "hangs for ever": (Fault(SHARD, "hang", times=99, at=0.0, seconds=2), "timed out"),
     "dropped at byte 0 for ever": (Fault(SHARD, "drop", times=99, at=0.0), "Connection"),
-    "dropped after a byte for ever": (Fault(SHARD, "drop", times=999, at=1 / 32768), "bytes"),
+    "dropped after a byte for ever": (Fault(SHARD, "drop", times=999, at=1 / 32768), SHARD),
     "tree 500 for ever": (Fault("/tree/", "status", times=99), "HTTP 500"),
     "tree 404": (Fault("/tree/", "status", times=99, status=404, headers={"X-Error-Code": "RevisionNotFound"}), "Rev"),
 }
