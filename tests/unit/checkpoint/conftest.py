@@ -7,6 +7,7 @@ import hashlib
 import os
 import pathlib
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -19,21 +20,24 @@ from pdstack.checkpoint.request import Request
 
 
 class FastClock:
-    """Real time, except that sleeping takes no time at all and is written down."""
+    """Real time, except that sleeping takes no time at all and is written down.
+
+    Each thread is ahead by what it slept itself: else one that waits would make another's transfer look slow.
+    """
 
     def __init__(self) -> None:
         self.slept: list[float] = []
-        self.ahead = 0.0
+        self._own = threading.local()
 
     def time(self) -> float:
         return time.time()
 
     def monotonic(self) -> float:
-        return time.monotonic() + self.ahead
+        return time.monotonic() + getattr(self._own, "ahead", 0.0)
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
-        self.ahead += seconds
+        self._own.ahead = getattr(self._own, "ahead", 0.0) + seconds
 
 
 @dataclasses.dataclass
