@@ -7,7 +7,7 @@ BIN := .venv/bin
 PLAYBOOK := $(BIN)/ansible-playbook -i $(INVENTORY) $(ANSIBLE_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup deploy test check lint unit lab-up lab-down bench bench-rerun docs format lock wheelhouse clean
+.PHONY: help setup deploy test check lint unit lab-up lab-down bench bench-rerun bench-probe bench-checkpoint docs kernels format lock wheelhouse clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -22,7 +22,11 @@ deploy: setup $(if $(filter inventory/lab,$(INVENTORY)),lab-up) ## Deploy to INV
 	$(PLAYBOOK) playbooks/deploy_pd.yml
 
 test: setup lint ## Run every check and test, the lab scenarios last
+	$(MAKE) kernels
 	$(BIN)/pytest tests/policy tests/unit tests/scenarios $(PYTEST_ARGS)
+
+kernels: setup ## Test the kernel extension without a GPU: interpreted, and compiled for sm_120 and sm_90
+	$(MAKE) -C kernels test
 
 check: lint unit ## Lint, types, policy and unit tests: all that needs no lab host
 
@@ -42,8 +46,14 @@ lab-up: setup ## Boot the lab host
 lab-down: setup ## Take the lab host away, with all that it left on this machine
 	$(BIN)/ansible-playbook -i inventory/lab $(ANSIBLE_ARGS) playbooks/lab_down.yml
 
-bench: setup ## Measure the running service
-	$(PLAYBOOK) playbooks/benchmark.yml
+bench: bench-rerun bench-probe bench-checkpoint ## Print every table that needs no GPU; deploy first
+
+bench-probe: setup ## Time the probe on one host and on many (simulated)
+	$(BIN)/python tools/bench_probe
+
+bench-checkpoint: setup ## Time fetching, verifying and sharing a checkpoint beside their bounds
+	$(BIN)/python tools/bench_checkpoint
+	$(BIN)/python tools/bench_checkpoint_fanout
 
 bench-rerun: setup ## Time a run that changes nothing beside as many no-op tasks
 	$(BIN)/python tools/bench-rerun --inventory $(INVENTORY)
