@@ -18,6 +18,11 @@ def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any
     return found
 
 
+def addresses_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, str]:
+    """Return the address of each host on the service network, as its peers reach it."""
+    return {host: str(hostvars[host].get("pd_service_address") or hostvars[host]["ansible_host"]) for host in hosts}
+
+
 def table(plan: Mapping[str, Any], readiness: Iterable[Mapping[str, Any]]) -> str:
     """Return what runs where, with each instance's state and its time to ready."""
     states = {}
@@ -36,6 +41,7 @@ class FilterModule:
     def filters(self) -> Dict[str, Callable[..., Any]]:
         """Return the filters by name."""
         return {
+            "pd_addresses_of": addresses_of,
             "pd_facts_of": facts_of,
             "pd_instances_of": service.instances_of,
             "pd_routers_of": service.routers_of,
