@@ -1,12 +1,8 @@
-"""What runs on the host is what the plan says: read from systemd, /proc and HTTP."""
+"""What runs on each host is what the plan says: read from systemd, /proc and HTTP."""
 
 from __future__ import annotations
 
 import json
-
-import pytest
-
-UNITS = ("pd-prefill@0.service", "pd-decode@0.service", "pd-router.service")
 
 
 def show(host, unit: str, name: str) -> str:
@@ -14,7 +10,7 @@ def show(host, unit: str, name: str) -> str:
 
 
 def curl(host, item, path: str, body: dict | None = None) -> tuple[int, str]:
-    """Ask an instance or router of the plan from its own host; return the status and the body."""
+    """Ask an instance or router of the plan from this host; return the status and the body."""
     data = f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'" if body else ""
     url = f"http://{item['address']}:{item['ports']['http']}{path}"
     answer, _, status = host.check_output(f"curl -sS -m 60 -w '\\n%{{http_code}}' {data} {url}").rpartition("\n")
@@ -34,11 +30,26 @@ def complete(host, plan, prompt: str, stream: bool = False) -> str:
     return answer
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_unit_is_enabled_and_running(host, unit):
-    assert show(host, unit, "ActiveState") == "active"
-    assert show(host, unit, "UnitFileState") == "enabled"
-    assert show(host, unit, "User") == "pdstack"
+def metric(host, item, name: str) -> float:
+    """The sum of an engine's metric over its labels."""
+    lines = curl(host, item, "/metrics")[1].splitlines()
+    values = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    assert values, f"{item['name']} has no metric {name}"
+    return sum(values)
+
+
+def test_units_are_enabled_and_run_as_the_service_user(host, units):
+    for unit in units:
+        assert show(host, unit, "ActiveState") == "active"
+        assert show(host, unit, "UnitFileState") == "enabled"
+        assert show(host, unit, "User") == "pdstack"
+
+
+def test_only_planned_units_are_there(host, units):
+    """Nothing of an earlier plan or made by hand beside them."""
+    listed = host.check_output("systemctl list-units --all --plain --no-legend 'pd-*@*' pd-router.service").splitlines()
+    running = {line.split()[0] for line in listed if " active " in line}
+    assert {unit for unit in running if not unit.startswith("pd-checkpoint@")} == set(units)
 
 
 def test_target_starts_at_boot(host):
@@ -49,13 +60,13 @@ def test_no_unit_has_failed(host):
     assert host.check_output("systemctl list-units --failed --no-legend --plain 'pd*'") == ""
 
 
-def test_files_of_the_units_pass_systemd(host):
-    done = host.run("systemd-analyze verify pd-prefill@0.service pd-decode@0.service pd-router.service pd.target")
+def test_unit_files_pass_systemd(host, units):
+    done = host.run(f"systemd-analyze verify {' '.join(units)} pd.target")
     assert done.rc == 0, done.stderr
 
 
-def test_processes_are_pinned_as_planned(host, plan):
-    for instance in plan["instances"]:
+def test_processes_are_pinned_as_planned(host, instances):
+    for instance in instances:
         found = host.check_output(f"grep -lF '/{instance['unit']}' /proc/[0-9]*/cgroup 2>/dev/null || true")
         pids = [path.split("/")[2] for path in found.split()]
         assert len(pids) >= 2, "an engine has a parent and at least a scheduler"
@@ -65,36 +76,42 @@ def test_processes_are_pinned_as_planned(host, plan):
             assert f" bind:{instance['memory_nodes']} " in host.check_output(f"head -n 1 /proc/{pid}/numa_maps")
 
 
-def test_prefill_and_decode_have_different_cpus(plan):
+def test_processes_run_the_current_release(host, units):
+    """Libraries that a process has mapped cannot lie about where they came from, a command line can."""
+    target = host.check_output("readlink -f /opt/pdstack/current")
+    assert host.file(f"{target}/manifest.json").exists
+    for unit in units:
+        mapped = host.check_output(f"grep -o '/opt/pdstack/releases/[^/]*' /proc/{show(host, unit, 'MainPID')}/maps")
+        assert set(mapped.split()) == {target}
+
+
+def test_prefill_and_decode_share_neither_cpus_nor_gpus(plan):
     prefill, decode = (next(i for i in plan["instances"] if i["role"] == role) for role in ("prefill", "decode"))
-    assert prefill["cpus"] != decode["cpus"]
-    assert {gpu["pci"] for gpu in prefill["gpus"]}.isdisjoint(gpu["pci"] for gpu in decode["gpus"])
+    assert (prefill["host"], prefill["cpus"]) != (decode["host"], decode["cpus"])
+    assert {(prefill["host"], gpu["pci"]) for gpu in prefill["gpus"]}.isdisjoint(
+        (decode["host"], gpu["pci"]) for gpu in decode["gpus"]
+    )
 
 
 def test_the_same_answer_plain_and_streamed(host, plan):
     plain = json.loads(complete(host, plan, "the quick brown fox"))
     assert plain["usage"]["completion_tokens"] == 8
-    events = [
-        line[6:]
-        for line in complete(host, plan, "the quick brown fox", stream=True).splitlines()
-        if line.startswith("data: ")
-    ]
+    streamed = complete(host, plan, "the quick brown fox", stream=True)
+    events = [line[6:] for line in streamed.splitlines() if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1] if json.loads(event)["choices"])
     assert text == plain["choices"][0]["text"] != ""
 
 
-def test_a_request_goes_through_both_engines(host, plan):
-    """A worker of a pair refuses a request that did not come through the router with a bootstrap room."""
-    decode = next(i for i in plan["instances"] if i["role"] == "decode")
-    assert curl(host, decode, "/generate", {"text": "x"})[0] == 400
-    counts = {}
-    for role in ("prefill", "decode"):
-        unit = next(i["unit"] for i in plan["instances"] if i["role"] == role)
-        counts[unit] = len(host.check_output(f"journalctl -o cat --no-pager -u '{unit}'").splitlines())
-    complete(host, plan, "a request that leaves a trace on both sides")
-    for unit, before in counts.items():
-        assert len(host.check_output(f"journalctl -o cat --no-pager -u '{unit}'").splitlines()) > before, unit
+def test_a_request_goes_through_prefill_and_decode(host, plan):
+    """Each engine counts the request, and decode takes none that has not come by the router."""
+    pair = [next(i for i in plan["instances"] if i["role"] == role) for role in ("prefill", "decode")]
+    assert curl(host, pair[1], "/generate", {"text": "x"})[0] == 400
+    counter = "sglang:e2e_request_latency_seconds_count"
+    complete(host, plan, "a first request, so that every counter exists")
+    before = [metric(host, item, counter) for item in pair]
+    complete(host, plan, "a request that both sides count")
+    assert [metric(host, item, counter) - old for item, old in zip(pair, before, strict=True)] == [1, 1]
 
 
 def test_router_knows_both_workers_as_healthy(host, plan):
@@ -104,20 +121,12 @@ def test_router_knows_both_workers_as_healthy(host, plan):
     }
 
 
-def test_only_the_expected_units_have_restarted(host):
+def test_only_the_expected_units_have_restarted(host, units):
     """After a breakage and its repair, exactly what it touches runs a new process."""
-    record = host.file("/run/pdstack-test/record.json")
-    if not record.exists:
+    file = host.file("/run/pdstack-test/record.json")
+    if not file.exists:
         return  # nothing was broken yet
-    record = json.loads(record.content_string)
+    record = json.loads(file.content_string)
+    assert set(units) <= set(record["pids"])
     restarted = {unit for unit, pid in record["pids"].items() if show(host, unit, "MainPID") != pid}
     assert restarted == set(record["restarted"]), record["breakage"]
-
-
-def test_processes_run_the_current_release(host):
-    """Libraries that a process has mapped cannot lie about where they came from, a command line can."""
-    target = host.check_output("readlink -f /opt/pdstack/current")
-    assert host.file(f"{target}/manifest.json").exists
-    for unit in UNITS:
-        mapped = host.check_output(f"grep -o '/opt/pdstack/releases/[^/]*' /proc/{show(host, unit, 'MainPID')}/maps")
-        assert set(mapped.split()) == {target}
