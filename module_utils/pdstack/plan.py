@@ -61,6 +61,7 @@ def plan(intent: Intent, facts: Mapping[str, HostFacts], previous: Optional[Plan
         topology=TopologyRef(intent.topology.mode, intent.topology.context_length),
         instances=instances,
         routers=routers,
+        info_path=intent.release.engine.info_endpoints[0],
         kernel_extension=any(item.env.get("SGLANG_PLUGINS") == flags.KERNEL_PLUGIN for item in instances),
         notes=notes,
     )

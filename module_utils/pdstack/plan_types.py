@@ -93,6 +93,7 @@ class Plan:
     topology: TopologyRef
     instances: List[Instance]
     routers: List[Router]
+    info_path: str = "/server_info"  # where an engine of this release tells its own configuration
     kernel_extension: bool = False  # whether any instance loads the bundle's own kernels
     notes: List[str] = field(default_factory=list)
     schema: int = SCHEMA

@@ -104,3 +104,10 @@ def test_the_plugin_and_its_switch_are_called_as_the_kernels_say(project_root: p
     assert [name for name in item.env if name.startswith("PDSTACK_") and name not in text] == []
     releases = (package / "src/pdstack_kernels/releases.py").read_text()
     assert all(f'"{version}": Release(' in releases for version in flags.ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("release", "path"), [("sglang-0.5.13.post1", "/get_server_info"), ("sglang-0.5.23", "/server_info")]
+)
+def test_the_plan_says_where_an_engine_of_its_release_tells_its_configuration(release: str, path: str) -> None:
+    assert inv.planned(recorded()["rtx-pro-6000-8"], pd_release=release).info_path == path
