@@ -103,6 +103,10 @@ def _memory_policy(proc_root: str, pid: int) -> Optional[str]:
     return fields[1] if len(fields) > 1 else None
 
 
+# What an engine makes of a value before it reports it.
+_REPORTED_AS = {("disaggregation-transfer-backend", "mooncake_tcp"): "mooncake"}  # mooncake, told to use TCP
+
+
 def check_configuration(
     subject: str, url: str, args: Mapping[str, Any], http: Http, ignore: Iterable[str] = ()
 ) -> List[Check]:
@@ -118,8 +122,9 @@ def check_configuration(
     except ValueError:
         return [Check(f"{subject} configuration", False, f"{url}: not JSON", "JSON")]
     checks = []
-    for option, wanted in sorted(args.items()):
+    for option, planned in sorted(args.items()):
         key = option.replace("-", "_")
+        wanted = _REPORTED_AS.get((option, planned), planned) if isinstance(planned, str) else planned
         if option in ignore:
             continue
         if key not in info:

@@ -55,6 +55,14 @@ def test_running_configuration_equals_the_plan(reported: float) -> None:
     assert all(check.ok for check in verify.check_configuration("decode-0", "u", PLANNED, answer(200, info)))
 
 
+@pytest.mark.parametrize(("reported", "ok"), [("mooncake", True), ("nixl", False)])
+def test_mooncake_over_tcp_is_reported_as_mooncake(reported: str, ok: bool) -> None:
+    planned = {"disaggregation-transfer-backend": "mooncake_tcp"}
+    info = json.dumps({"disaggregation_transfer_backend": reported})
+    checks = verify.check_configuration("decode-0", "u", planned, answer(200, info))
+    assert all(check.ok for check in checks) is ok
+
+
 @pytest.mark.parametrize(
     ("args", "status", "body"),
     [
