@@ -95,15 +95,16 @@ def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal
                 "set pd_release to one of them, or pd_speculative.algorithm: none",
             )
         )
-    if (settings.security.tls_cert_file is None) != (settings.security.tls_key_file is None):
-        found.append(
-            Refusal(
-                "pd_security",
-                "one of tls_cert_file and tls_key_file",
-                "both or neither",
-                "give the certificate and its key together",
-            )
+    found += [
+        Refusal(
+            f"pd_security.{name}",
+            "set",
+            "left out: this version does not realise it, and a key that protects nothing is worse than none",
+            "remove it; admit only your own machines to the router's port, and only these hosts to each other's",
         )
+        for name, value in vars(settings.security).items()
+        if value
+    ]
     if settings.router.health_timeout_s > settings.router.health_interval_s:
         found.append(
             Refusal(

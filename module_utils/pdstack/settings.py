@@ -243,20 +243,24 @@ class Speculative:
 
 @dataclass(frozen=True)
 class Security:
-    """Keys and TLS. Secrets are never part of a plan."""
+    """Keys, TLS and firewall: named, so that they cannot be misspelt later, and refused until they are realised."""
 
     api_key: Optional[str] = option(
-        None, "key that clients must send", "no key: open to whoever reaches the router", secret=True
+        None, "key that clients must send", "not realised yet: open to whoever reaches the router", secret=True
     )
     admin_api_key: Optional[str] = option(
-        None, "key of the engines' admin endpoints", "made on the host where unset", secret=True
+        None, "key of the engines' admin endpoints", "not realised yet: open to whoever reaches them", secret=True
     )
-    tls_cert_file: Optional[str] = option(None, "certificate of the router on the controller", "plain HTTP where unset")
+    tls_cert_file: Optional[str] = option(
+        None, "certificate of the router on the controller", "not realised yet: plain HTTP"
+    )
     tls_key_file: Optional[str] = option(
-        None, "private key of that certificate on the controller", "plain HTTP where unset"
+        None, "private key of that certificate on the controller", "not realised yet: plain HTTP"
     )
     firewall: bool = option(
-        True, "admit only router and peers to worker, bootstrap and NIXL ports", "these ports have no authentication"
+        False,
+        "admit only router and peers to worker, bootstrap and NIXL ports",
+        "not realised yet: close them yourself",
     )
 
 

@@ -178,8 +178,8 @@ def test_secrets_stay_out_of_every_output(play: Callable[..., Done], tmp_path: p
     group.mkdir(parents=True)
     (group / "vault.yml").write_text(shown.stdout.replace("x:", "vault_key:", 1))
     words = ("--vault-password-file", str(tmp_path / "password"), "-vvv", "--diff")
-    good = {**GOOD, "pd_security": {"api_key": "{{ vault_key }}"}}
-    done = play(good, VALIDATE, planning(tmp_path), SHOW, words=words)
+    beside = {**GOOD, "some_other_secret": "{{ vault_key }}"}
+    done = play(beside, VALIDATE, planning(tmp_path), SHOW, words=words)
     assert done.rc == 0, done.text
     assert "s3cret-key" not in done.text
     wrong = {
