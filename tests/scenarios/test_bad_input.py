@@ -82,6 +82,17 @@ def test_an_unreachable_host_stops_the_run_before_any_host_changes(connections):
     assert untouched("whole")
 
 
+def test_a_rehearsal_passes_and_changes_nothing(connections):
+    """What the README tells people to run first on their own servers."""
+    look = "find /etc /opt -xdev -type f | sort | xargs -r sha256sum; id pdstack || true"
+    before = on("whole", look)
+    status, output = play(connections, {"whole": {}}, "deploy_pd.yml", "--check", "--diff")
+    assert status == 0, output[-3000:]
+    assert "CPUAffinity=" in output
+    assert on("whole", look) == before
+    assert untouched("whole")
+
+
 @pytest.mark.parametrize("host", ["thin", "bare"])
 def test_a_target_without_a_complete_python_is_refused_where_it_may_not_be_installed(connections, host):
     status, output = play(connections, {host: {}}, "preflight.yml", "-e", "pd_bootstrap_python=false")
