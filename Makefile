@@ -3,6 +3,11 @@ INVENTORY ?= inventory/lab
 LAB_ENGINE ?= nspawn
 export LAB_ENGINE
 
+# ssh's control sockets lie below the checkout (ansible.cfg), unless its path is too long for a socket's name.
+ifneq ($(shell test $$(printf %s '$(CURDIR)' | wc -c) -le 67 || echo long),)
+export ANSIBLE_SSH_CONTROL_PATH_DIR ?= $(HOME)/.ssh/pdstack
+endif
+
 BIN := .venv/bin
 PLAYBOOK := $(BIN)/ansible-playbook -i $(INVENTORY) $(ANSIBLE_ARGS)
 
