@@ -46,6 +46,8 @@ class FilterModule:
             "pd_instances_of": service.instances_of,
             "pd_routers_of": service.routers_of,
             "pd_service_files": service.files,
+            "pd_service_engine_targets": service.engine_targets,
+            "pd_service_router_targets": service.router_targets,
             "pd_service_targets": service.targets,
             "pd_table": table,
             "pd_service_units": service.units,

@@ -75,9 +75,9 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
     return found
 
 
-def targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
-    """Return what to wait for on a host, as pd_service_wait takes it."""
-    engines = [
+def engine_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
+    """Return the engines of a host, as pd_service_wait takes them."""
+    return [
         {
             "name": item["name"],
             "unit": item["unit"],
@@ -86,11 +86,23 @@ def targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
         }
         for item in instances_of(plan, host)
     ]
-    # /health of a router is 200 with no worker at all; /readiness needs both sides of a pair
-    return engines + [
+
+
+def router_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
+    """Return the routers of a host, as pd_service_wait takes them.
+
+    /health of a router is 200 with no worker at all; /readiness needs both sides of a pair. It
+    follows the workers by a health interval, so it means something once all engines answer.
+    """
+    return [
         {"name": item["name"], "unit": item["unit"], "url": f"{_base(item)}/readiness"}
         for item in routers_of(plan, host)
     ]
+
+
+def targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
+    """Return all that answers on a host."""
+    return engine_targets(plan, host) + router_targets(plan, host)
 
 
 def placement(instance: Mapping[str, Any]) -> str:

@@ -134,6 +134,13 @@ def test_units_of_a_pair_share_a_set_and_the_router_does_not() -> None:
     assert {unit["name"]: unit["set"] for unit in service.units(PLAN, "b")}["pd-router.service"] == ""
 
 
+def test_engines_are_waited_for_apart_from_routers() -> None:
+    engines, routers = service.engine_targets(PLAN, "b"), service.router_targets(PLAN, "b")
+    assert [item["name"] for item in engines] == ["decode-1"]
+    assert [item["name"] for item in routers] == ["router-0"]
+    assert service.targets(PLAN, "b") == engines + routers
+
+
 def test_the_router_waits_for_both_sides() -> None:
     assert [item["url"] for item in service.targets(PLAN, "b")] == [
         "http://10.0.0.1:30001/health",
