@@ -37,6 +37,22 @@ options:
         description: A cheaper address to ask of a process that was ready before.
         type: str
         default: ""
+      base:
+        description: Scheme, address and port; what other modules build on.
+        type: str
+        default: ""
+      key_file:
+        description: File on the host with the key to send. A key itself is never an argument.
+        type: str
+        default: ""
+      admin_key_file:
+        description: File on the host with the key of endpoints that change the server; not used here.
+        type: str
+        default: ""
+      ca_file:
+        description: File on the host with the one certificate that is trusted.
+        type: str
+        default: ""
   timeout:
     description: Seconds to wait at most. Loading 146 GB from a cold disk takes minutes.
     type: int
@@ -90,6 +106,10 @@ def main() -> None:
                     "unit": {"type": "str", "required": True},
                     "url": {"type": "str", "required": True},
                     "alive_url": {"type": "str", "default": ""},
+                    "base": {"type": "str", "default": ""},
+                    "key_file": {"type": "str", "default": "", "no_log": False},
+                    "admin_key_file": {"type": "str", "default": "", "no_log": False},
+                    "ca_file": {"type": "str", "default": ""},
                 },
             },
             "timeout": {"type": "int", "default": 1800},

@@ -15,7 +15,9 @@ description:
 version_added: "0.1.0"
 options:
   targets:
-    description: Units that must answer at an address, as M(pd_service_wait) takes them. They are asked once.
+    description:
+      - Units that must answer at an address, as M(pd_service_wait) takes them. They are asked once.
+      - Say how the instances and routers of the same names are reached.
     type: list
     elements: dict
     default: []
@@ -71,6 +73,7 @@ author: The pdstack contributors
 EXAMPLES = r"""
 - name: Prove the service
   pd_verify:
+    targets: "{{ plan | pd_service_targets(inventory_hostname) }}"
     instances: "{{ plan.instances }}"
     routers: "{{ plan.routers }}"
     model: tiny
@@ -118,10 +121,13 @@ def main() -> None:
     params = module.params
     report = verify.Report()
 
-    def ask(method, url, body):  # type: ignore[no-untyped-def]
-        return http.request(method, url, body, timeout_s=params["timeout"])
-
     targets = [codec.load(waiter.Target, target) for target in params["targets"]]
+    reached = {target.name: target for target in targets}
+
+    def asking(name):  # type: ignore[no-untyped-def]
+        access = reached[name].access
+        return lambda method, url, body: http.request(method, url, body, params["timeout"], access)
+
     answers = waiter.look(targets, runner.run, http.status, params["marks"])
     if module.check_mode and not all(item.ready for item in answers):
         # A rehearsal has started nothing: what would run cannot be proven, and that is no fault.
@@ -132,8 +138,9 @@ def main() -> None:
     ]
     for instance in params["instances"]:
         report.checks += verify.check_pinning(instance["unit"], instance["cpus"], instance["memory_nodes"])
-        url = f"http://{instance['address']}:{instance['ports']['http']}{params['info_path']}"
-        report.checks += verify.check_configuration(instance["name"], url, instance["args"], ask, params["ignore_args"])
+        name = instance["name"]
+        url = reached[name].base + params["info_path"]
+        report.checks += verify.check_configuration(name, url, instance["args"], asking(name), params["ignore_args"])
     cases = [codec.load(verify.GoldenCase, case) for case in params["cases"]]
     if params["cases_file"]:
         with open(params["cases_file"], encoding="utf-8") as handle:
@@ -141,7 +148,7 @@ def main() -> None:
     if params["routers"] and not cases:
         module.fail_json(msg="there is no golden prompt to try: set cases or cases_file")
     for router in params["routers"]:
-        base = f"http://{router['address']}:{router['ports']['http']}"
+        base, ask = reached[router["name"]].base, asking(router["name"])
         for case in cases:
             for stream in (False, True):
                 report.checks.append(verify.check_completion(base, params["model"], case, ask, stream))

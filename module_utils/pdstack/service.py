@@ -10,6 +10,8 @@ from typing import Any, Dict, List, Mapping
 
 UNIT_FOLDER = "/etc/systemd/system"
 CONFIG_FOLDER = "/etc/pdstack"
+# Keys and the router's certificate, mode 0600 root: for systemd, which hands them to units, and for our modules.
+CREDENTIALS = f"{CONFIG_FOLDER}/credentials"
 CURRENT = "/opt/pdstack/current"
 # A release that was repaired in place keeps its link; its manifest is new.
 RELEASE = (CURRENT, f"{CURRENT}/manifest.json")
@@ -77,15 +79,11 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
 
 def engine_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
     """Return the engines of a host, as pd_service_wait takes them."""
-    return [
-        {
-            "name": item["name"],
-            "unit": item["unit"],
-            "url": f"{_base(item)}/health",
-            "alive_url": f"{_base(item)}/v1/models",
-        }
-        for item in instances_of(plan, host)
-    ]
+    found = []
+    for item in instances_of(plan, host):
+        target = _target(plan, item, "worker_key")
+        found.append({**target, "url": f"{target['base']}/health", "alive_url": f"{target['base']}/v1/models"})
+    return found
 
 
 def router_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
@@ -94,10 +92,11 @@ def router_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
     /health of a router is 200 with no worker at all; /readiness needs both sides of a pair. It
     follows the workers by a health interval, so it means something once all engines answer.
     """
-    return [
-        {"name": item["name"], "unit": item["unit"], "url": f"{_base(item)}/readiness"}
-        for item in routers_of(plan, host)
-    ]
+    found = []
+    for item in routers_of(plan, host):
+        target = _target(plan, item, "client_key")
+        found.append({**target, "url": f"{target['base']}/readiness", "alive_url": ""})
+    return found
 
 
 def targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
@@ -140,8 +139,26 @@ def _unit_folder(instance: Mapping[str, Any]) -> str:
     return f"{UNIT_FOLDER}/{instance['unit']}.d"
 
 
-def _base(item: Mapping[str, Any]) -> str:
-    return f"http://{item['address']}:{item['ports']['http']}"
+def _target(plan: Mapping[str, Any], item: Mapping[str, Any], key: str) -> Dict[str, str]:
+    """Return how an engine or a router is reached from its own host.
+
+    ``key_file`` opens what clients use, ``admin_key_file`` what changes the server (flush, profile, workers).
+    """
+    security = plan.get("security") or {}
+    key_file = f"{CREDENTIALS}/{key}" if security.get(key) else ""
+    tls = bool(security.get("tls")) and key == "client_key"
+    return {
+        "name": item["name"],
+        "unit": item["unit"],
+        "base": f"{'https' if tls else 'http'}://{_in_url(item['address'])}:{item['ports']['http']}",
+        "key_file": key_file,
+        "admin_key_file": f"{CREDENTIALS}/admin_key" if security.get("admin_key") else key_file,
+        "ca_file": f"{CREDENTIALS}/tls_pin" if tls else "",
+    }
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def _file(path: str, text: Any) -> Dict[str, Any]:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from . import causes, units
+from .http import Access
 from .runner import Runner
 
 _START_SLACK_S = 30.0  # between the start of a unit and the first look at it
 
-HttpStatus = Callable[[str], int]  # GET, returns the status, 0 when nothing answers
+HttpStatus = Callable[[str, Access], int]  # GET, returns the status, 0 when nothing answers
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,28 @@ class Target:
     """What to wait for: a unit whose URL must answer 200.
 
     ``alive_url`` is asked instead of a process that was ready before: an engine's /health generates
-    a token and takes a second, every time.
+    a token and takes a second, every time. ``base``, the key files and ``ca_file`` are how other
+    requests reach it, as pdstack.service gives them.
     """
 
     name: str
     unit: str
     url: str
     alive_url: str = ""
+    base: str = ""
+    key_file: str = ""
+    admin_key_file: str = ""
+    ca_file: str = ""
+
+    @property
+    def access(self) -> Access:
+        """What clients need."""
+        return Access(self.key_file, self.ca_file)
+
+    @property
+    def admin(self) -> Access:
+        """What changes of the server need."""
+        return Access(self.admin_key_file, self.ca_file)
 
 
 @dataclass
@@ -73,7 +89,7 @@ def wait(
             result = Readiness(target.name, target.unit, state=f"{state.active} ({state.sub})", restarts=state.restarts)
             mark = _read_mark(marks, state)
             url = target.alive_url if mark and target.alive_url else target.url
-            if state.active == "active" and http_status(url) == 200:
+            if state.active == "active" and http_status(url, target.access) == 200:
                 result.ready = True
                 if mark is None:
                     # Of a process that ran long before we looked, nobody knows when it first answered.

@@ -163,3 +163,27 @@ def test_shell_agrees_on_quoting() -> None:
     text = service.environment(PLAN["instances"][0])
     done = subprocess.run(["sh", "-c", f'{text}\nprintf %s "$QUOTED"'], capture_output=True, text=True, check=True)
     assert done.stdout == PLAN["instances"][0]["env"]["QUOTED"]
+
+
+def test_targets_name_the_files_of_keys_and_certificate_and_never_hold_one() -> None:
+    secured = {**PLAN, "security": {"client_key": True, "worker_key": True, "admin_key": True, "tls": "own"}}
+    engine, router = service.targets(secured, "b")
+    folder = service.CREDENTIALS
+    assert (engine["base"], engine["key_file"], engine["ca_file"]) == (
+        "http://10.0.0.1:30001",
+        f"{folder}/worker_key",
+        "",
+    )
+    assert engine["admin_key_file"] == f"{folder}/admin_key"
+    assert (router["url"], router["key_file"], router["ca_file"]) == (
+        "https://10.0.0.2:8000/readiness",
+        f"{folder}/client_key",
+        f"{folder}/tls_pin",
+    )
+    for target in service.targets(PLAN, "b"):
+        assert (target["key_file"], target["admin_key_file"], target["ca_file"]) == ("", "", "")
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    plan = {**PLAN, "instances": [instance("decode", 1, "b", address="fd00::1")], "routers": []}
+    assert service.targets(plan, "b")[0]["base"] == "http://[fd00::1]:30001"

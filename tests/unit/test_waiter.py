@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pdstack import causes, units, waiter
+from pdstack.http import Access
 from pdstack.runner import Completed
 
 TARGET = waiter.Target("decode-0", "pd-decode@0.service", "http://h/health")
@@ -37,7 +38,7 @@ class World:
             "",
         )
 
-    def http(self, url: str) -> int:
+    def http(self, url: str, access: Access) -> int:
         return 200 if self.now - self.start >= self.ready_at else 0
 
     def sleep(self, seconds: float) -> None:
@@ -74,7 +75,7 @@ def test_a_process_that_was_ready_before_is_asked_the_cheap_way(tmp_path: Path) 
 
     def look() -> waiter.Readiness:
         target = waiter.Target("decode-0", "pd-decode@0.service", "health", "alive")
-        http = lambda url: asked.append(url) or world.http(url)  # noqa: E731
+        http = lambda url, access: asked.append(url) or world.http(url, access)  # noqa: E731
         return waiter.wait([target], world.runner, http, lambda: world.now, world.sleep, 60, str(tmp_path))[0]
 
     assert look().ready
