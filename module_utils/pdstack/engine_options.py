@@ -252,8 +252,18 @@ tokenizer-cache-enable-l0 tokenizer-cache-enable-l1 tokenizer-cache-l0-max-entri
 tokenizer-path tool-call-parser worker-startup-check-interval worker-startup-timeout-secs worker-urls
 """
 
+# What 0.5.23 added; 0.5.22 had one option that it dropped.
+_NEW_IN_0_5_23 = """
+enable-amd-monokernel enable-hicache enable-http-worker-reuseport enable-megamoe-for-layernorm-sp
+enable-nvidia-megakernel enable-paged-experts enable-return-aux-hidden-states monokernel-backend
+no-enable-decoder-swa-bounded-replay no-enable-fused-qk-norm-rope no-enable-tf32-matmul no-mm-enable-dp-encoder
+paged-experts-num-resident prefill-decode-interval-min-bs return-aux-hidden-state-layer-ids
+unified-cache-external-linker-config
+"""
+
 ENGINES: Dict[str, FrozenSet[str]] = {
     "0.5.13.post1": frozenset(_SGLANG_0_5_13_POST1.split()),
+    "0.5.22": frozenset(_SGLANG_0_5_23.split()) - frozenset(_NEW_IN_0_5_23.split()) | {"speculative-skip-dp-mlp-sync"},
     "0.5.23": frozenset(_SGLANG_0_5_23.split()),
 }
 ROUTERS: Dict[str, FrozenSet[str]] = {"sglang-router 0.3.2": frozenset(_SGLANG_ROUTER_0_3_2.split())}

@@ -53,6 +53,17 @@ ENGINES: Dict[str, Engine] = {
         speculative_reason="its draft model's FP4 experts reach a kernel for sm_100 only (sglang#30952), and "
         "flashinfer before 0.7 crashes in speculative decoding on sm_120 (sglang#33943)",
     ),
+    "0.5.22": Engine(
+        version="0.5.22",
+        spelling={GRAPH_LIMIT: "cuda-graph-max-bs-decode", EAGER_PREFILL: "disable-prefill-cuda-graph"},
+        info_endpoints=("/server_info", "/model_info"),
+        moe_runner_backend="auto",
+        moe_reason="this release picks by itself; it is locked for the cpu profile only",
+        compute_capabilities=(),
+        speculative=(),
+        speculative_reason="it is locked for the cpu profile only",
+        strict_numa="SGLANG_CRASH_ON_NUMA_BIND_FAILURE",
+    ),
     "0.5.23": Engine(
         version="0.5.23",
         spelling={GRAPH_LIMIT: "cuda-graph-max-bs-decode", EAGER_PREFILL: "disable-prefill-cuda-graph"},
@@ -85,6 +96,8 @@ RELEASES: Dict[str, Release] = {
     "sglang-0.5.23": Release("sglang-0.5.23", "gpu", ENGINES["0.5.23"], ROUTERS["sglang-router"]),
     "sglang-0.5.13.post1": Release("sglang-0.5.13.post1", "gpu", ENGINES["0.5.13.post1"], ROUTERS["sglang-router"]),
     "cpu-0.5.23": Release("cpu-0.5.23", "cpu", ENGINES["0.5.23"], ROUTERS["sglang-router"]),
+    # The release before, on CPUs: what upgrades and rollbacks are tried with.
+    "cpu-0.5.22": Release("cpu-0.5.22", "cpu", ENGINES["0.5.22"], ROUTERS["sglang-router"]),
 }
 # The entry point of kernels/: the one plugin that the engine may load.
 KERNEL_PLUGIN = "pdstack_kernels"

