@@ -1,0 +1,224 @@
+"""The hooks inside a real engine: SGLang 0.5.13.post1 with and without them, tokens and step times beside each other.
+
+    python3 hooked_engine.py --model FOLDER --out FOLDER [--variants release hooked native] [--kernels on]
+
+FOLDER of --model: what tools/reduced_deepseek_v4 writes. Needs the release's engine on the path (sglang, sglang-kernel,
+tilelang, flashinfer, sgl-deep-gemm, nvcc for its JIT) and one GPU. Variants, each an engine of its own:
+
+release  the release's own sm_120 path on this card, as `pdstack_sm120_route` makes it take it
+hooked   the same, with the plugin of the wheel: hooks applied by the engine's registry from its entry point
+native   what the release runs on this card (FlashMLA, DeepGEMM on sm_90), for scale
+
+Every engine answers the same prompts greedily, twice: what differs between the two is the engine's own noise. Written
+per variant: tokens, log-probabilities, step times, the plugin's report. Printed at the end: the comparison as JSON, and
+exit code 1 when the hooked engine's tokens leave the release's by more than the tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import time
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+KERNELS = HERE.parent.parent
+# Log-probability by which a token may differ: bf16 rounding through some layers; a wrong kernel is off by whole units.
+TOLERANCE = 0.15
+# (requests, tokens of each prompt): one row, the window alone, top-k as identity, top-k that selects.
+PROMPTS = [(1, 40), (2, 500), (2, 3000), (2, 5000)]
+ANSWER = 48
+# (requests, tokens of context) whose decode steps are timed.
+STEPS = [(1, 512), (16, 4096), (64, 4096)]
+# The torch indexer's time follows this, not the context: 16,384 compressed keys.
+CONTEXT = 65536
+ENGINE = {
+    "attention_backend": "dsv4",
+    "chunked_prefill_size": 8192,
+    "context_length": CONTEXT,
+    "cuda_graph_bs": [1, 2, 8, 16, 64],
+    "cuda_graph_max_bs": 64,
+    "disable_radix_cache": True,
+    "fp8_gemm_runner_backend": "triton",
+    "load_format": "dummy",
+    "log_level": "info",
+    "max_running_requests": 64,
+    "mem_fraction_static": 0.6,
+    "moe_runner_backend": "marlin",
+    "random_seed": 0,
+    "skip_server_warmup": True,
+    "skip_tokenizer_init": True,
+}
+PLUGINS = {
+    "release": "pdstack_sm120_route",
+    "hooked": "pdstack_sm120_route,pdstack_kernels",
+    "native": "pdstack_dummy_weights",
+}
+
+
+def install(folder: pathlib.Path) -> pathlib.Path:
+    """Both plugins as installed distributions in a folder for PYTHONPATH: the wheel's own files, and the route's."""
+    sys.path.insert(0, str(KERNELS))
+    import build_backend
+
+    _, files = build_backend.contents()
+    files["pdstack_sm120_route.py"] = (HERE / "pdstack_sm120_route.py").read_bytes()
+    info = "pdstack_sm120_route-0.dist-info"
+    files[f"{info}/METADATA"] = b"Metadata-Version: 2.1\nName: pdstack-sm120-route\nVersion: 0\n"
+    files[f"{info}/entry_points.txt"] = (
+        b"[sglang.srt.plugins]\n"
+        b"pdstack_sm120_route = pdstack_sm120_route:route\n"
+        b"pdstack_dummy_weights = pdstack_sm120_route:weights\n"
+    )
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+def environment(variant: str, site: pathlib.Path, out: pathlib.Path, mode: str) -> dict[str, str]:
+    """What the engine of a variant is started with."""
+    sys.path.insert(0, str(HERE))
+    import pdstack_sm120_route
+
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [env.get("PYTHONPATH")])])
+    env["SGLANG_PLUGINS"] = PLUGINS[variant]
+    env["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"  # minutes of compilation for what is not measured here
+    if variant != "native":
+        env |= pdstack_sm120_route.ROUTE
+    if variant == "hooked":
+        env["PDSTACK_KERNELS"] = mode
+        env["PDSTACK_KERNELS_REPORT"] = str(out / "report.json")
+    return env
+
+
+def prompts() -> list[list[int]]:
+    """The same for every variant: ids of printable tokens of tools/tiny_model's vocabulary."""
+    draw = random.Random(0)
+    return [[draw.randrange(40, 500) for _ in range(size)] for count, size in PROMPTS for _ in range(count)]
+
+
+def measure(model: pathlib.Path, out: pathlib.Path) -> None:
+    """In the engine's process: answer, time, write."""
+    import sglang
+
+    engine = sglang.Engine(model_path=str(model), **ENGINE)
+    greedy = {"temperature": 0, "ignore_eos": True}
+    answers = []
+    for _ in range(2):
+        got = engine.generate(
+            input_ids=prompts(),
+            sampling_params=greedy | {"max_new_tokens": ANSWER},
+            return_logprob=True,
+            top_logprobs_num=2,
+        )
+        answers.append([_answer(one) for one in got])
+    steps = []
+    for requests, context in STEPS:
+        ids = [[40 + (i * 7 + j * 13) % 460 for j in range(context)] for i in range(requests)]
+        times = {}
+        for tokens in (1, 65, 1, 65):  # the second round is what counts: the first compiles
+            begin = time.perf_counter()
+            engine.generate(input_ids=ids, sampling_params=greedy | {"max_new_tokens": tokens})
+            times[tokens] = time.perf_counter() - begin
+        steps.append({"requests": requests, "context": context, "step_ms": (times[65] - times[1]) / 64 * 1e3})
+    (out / "result.json").write_text(json.dumps({"answers": answers, "steps": steps}))
+    engine.shutdown()
+
+
+def _answer(one: dict[str, Any]) -> dict[str, Any]:
+    meta = one["meta_info"]
+    top = [[pair[0] for pair in pairs] for pairs in meta["output_top_logprobs"]]
+    logprobs = meta["output_token_logprobs"]
+    return {"ids": [item[1] for item in logprobs], "logprobs": [item[0] for item in logprobs], "top": top}
+
+
+def compare(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Token by token up to the first that differs: from there on the two answer different questions.
+
+    A differing token counts as equal within tolerance where the other answer's margin between its two best tokens is
+    below `TOLERANCE`.
+    """
+    equal = compared = ties = wrong = 0
+    largest = 0.0
+    for a, b in zip(mine, theirs, strict=True):
+        for i, (x, y) in enumerate(zip(a["ids"], b["ids"], strict=True)):
+            compared += 1
+            if x != y:
+                margin = b["top"][i][0] - b["top"][i][1]
+                ties, wrong = (ties + 1, wrong) if margin < TOLERANCE else (ties, wrong + 1)
+                break
+            equal += 1
+            largest = max(largest, abs(a["logprobs"][i] - b["logprobs"][i]))
+    return {"compared": compared, "equal": equal, "ties": ties, "wrong": wrong, "largest_difference": largest}
+
+
+def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One variant in a process of its own; its engine's log goes to a file."""
+    out = options.out / variant
+    out.mkdir(parents=True, exist_ok=True)
+    site = install(options.out / "site")
+    command = [sys.executable, str(HERE / "hooked_engine.py"), "--model", str(options.model), "--out", str(out)]
+    begin = time.perf_counter()
+    with open(out / "engine.log", "w") as log:
+        code = subprocess.run(
+            [*command, "--inside"],
+            env=environment(variant, site, out, options.kernels),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            timeout=options.timeout,
+            check=False,
+        ).returncode
+    text = (out / "engine.log").read_text(errors="replace")
+    print(f"{variant}: exit {code} after {time.perf_counter() - begin:.0f} s", flush=True)
+    for line in text.splitlines():
+        if "pdstack-kernels" in line or "Applied" in line:
+            print("   ", line, flush=True)
+    if code:
+        print(text[-6000:], flush=True)
+        return {}
+    result: dict[str, Any] = json.loads((out / "result.json").read_text())
+    for step in result["steps"]:
+        print("   ", json.dumps(step), flush=True)
+    if (out / "report.json").exists():
+        result["report"] = json.loads((out / "report.json").read_text())
+    return result
+
+
+def main() -> int:
+    """Run the variants and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=pathlib.Path, required=True)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--variants", nargs="+", choices=sorted(PLUGINS), default=["release", "hooked"])
+    parser.add_argument("--kernels", choices=["auto", "on"], default="on")
+    parser.add_argument("--timeout", type=float, default=280)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        measure(options.model, options.out)
+        return 0
+    results = {variant: run(variant, options) for variant in options.variants}
+    outcome: dict[str, Any] = {"steps": {name: result.get("steps") for name, result in results.items()}}
+    for name, result in results.items():
+        if result:
+            outcome[f"{name} against itself"] = compare(*result["answers"])
+            outcome[f"{name} report"] = result.get("report")
+            release = results.get("release")
+            if release and name != "release":
+                outcome[f"{name} against release"] = compare(result["answers"][0], release["answers"][0])
+    (options.out / "outcome.json").write_text(json.dumps(outcome, indent=1) + "\n")
+    print(json.dumps(outcome))
+    judged = outcome.get("hooked against release", {"wrong": 0})
+    return 0 if all(results.values()) and not judged["wrong"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

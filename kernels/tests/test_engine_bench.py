@@ -1,0 +1,116 @@
+"""Hooked engine against unhooked engine: the weights, plugins and judgement of the comparison. No engine runs here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+ENGINE = pathlib.Path(__file__).resolve().parents[1] / "bench/engine"
+sys.path.insert(0, str(ENGINE))
+
+import hooked_engine  # noqa: E402
+import pdstack_sm120_route  # noqa: E402
+
+WHEELS = [pathlib.Path(folder) for folder in os.environ.get("PDSTACK_SGLANG", "").split(":") if folder]
+
+
+class Model(torch.nn.Module):
+    """A parameter of every kind that the engine's model holds after its weights were repacked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = {
+            "embed_tokens_weight": torch.zeros(8, 64),
+            "gate_weight": torch.zeros(8, 64, dtype=torch.bfloat16),
+            "norm_weight": torch.zeros(64),
+            "attn_sink": torch.zeros(4),
+            "hc_attn_scale": torch.zeros(3),
+            "wq_b_weight": torch.zeros(16, 64).to(torch.float8_e4m3fn),
+            "wq_b_weight_scale_inv": torch.zeros(1, 1),
+            "w13_weight": torch.zeros(2, 8, 64, dtype=torch.int32),
+            "w13_weight_scale": torch.zeros(2, 8, 4, dtype=torch.uint8),
+            "w2_weight_scale": torch.zeros(2, 8, 4).to(torch.float8_e8m0fnu),
+            "tid2eid": torch.full((8, 6), 10**6),
+        }
+        for name, value in shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+
+
+def test_dummy_weights_are_numbers_and_the_same_everywhere() -> None:
+    one, two = Model(), Model()
+    pdstack_sm120_route.fill(one)
+    pdstack_sm120_route.fill(two)
+    for (name, a), b in zip(one.state_dict().items(), two.state_dict().values()):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), name
+        wide = a.float()
+        assert wide.isfinite().all(), name
+        assert (name == "tid2eid") is not bool(wide.abs().sum() > 0), name
+    state = one.state_dict()
+    # Scaled, both kinds of weight keep a vector's length: variance over the inputs is about 1 / inputs.
+    scaled = state["wq_b_weight"].float() * state["wq_b_weight_scale_inv"]
+    assert 0.7 < float(scaled.var() * 64) < 1.4
+    assert state["w2_weight_scale"].float().unique().item() == 2.0**-8
+    assert abs(float(state["norm_weight"].mean()) - 1) < 0.1
+
+
+def test_the_plugins_are_found_where_they_are_installed(tmp_path: pathlib.Path) -> None:
+    site = hooked_engine.install(tmp_path)
+    found = {
+        point.name: point.value
+        for dist in importlib.metadata.distributions(path=[str(site)])
+        for point in dist.entry_points
+        if point.group == "sglang.srt.plugins"
+    }
+    assert found == {
+        "pdstack_kernels": "pdstack_kernels.plugin:register",
+        "pdstack_sm120_route": "pdstack_sm120_route:route",
+        "pdstack_dummy_weights": "pdstack_sm120_route:weights",
+    }
+    assert {name for names in hooked_engine.PLUGINS.values() for name in names.split(",")} == set(found)
+    code = "import pdstack_kernels.plugin, pdstack_sm120_route as r; r.route(); r.weights(); print(r.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(site / "pdstack_sm120_route.py")
+
+
+def test_only_the_hooked_engine_gets_the_kernels(tmp_path: pathlib.Path) -> None:
+    env = {name: hooked_engine.environment(name, tmp_path, tmp_path, "on") for name in hooked_engine.PLUGINS}
+    assert [name for name in env if env[name].get("PDSTACK_KERNELS")] == ["hooked"]
+    assert env["release"]["SGLANG_FP8_PAGED_MQA_LOGITS_TORCH"] == env["hooked"]["SGLANG_FP8_PAGED_MQA_LOGITS_TORCH"]
+    assert not set(pdstack_sm120_route.ROUTE) & set(env["native"])
+
+
+def answer(ids: list[int], logprobs: list[float], margins: list[float]) -> dict[str, object]:
+    return {"ids": ids, "logprobs": logprobs, "top": [[-1.0, -1.0 - margin] for margin in margins]}
+
+
+def test_equal_tokens_a_tie_and_a_wrong_token() -> None:
+    release = answer([5, 6, 7], [-1.0, -1.0, -1.0], [2.0, 0.1, 2.0])
+    assert hooked_engine.compare([answer([5, 6, 7], [-1.02, -1.0, -1.0], [1, 1, 1])], [release]) == {
+        "compared": 3,
+        "equal": 3,
+        "ties": 0,
+        "wrong": 0,
+        "largest_difference": pytest.approx(0.02),
+    }
+    tie = hooked_engine.compare([answer([5, 9, 9], [-1, -1, -1], [1, 1, 1])], [release])
+    assert (tie["compared"], tie["equal"], tie["ties"], tie["wrong"]) == (2, 1, 1, 0)
+    wrong = hooked_engine.compare([answer([8, 6, 7], [-1, -1, -1], [1, 1, 1])], [release])
+    assert (wrong["compared"], wrong["wrong"]) == (1, 1)
+
+
+@pytest.mark.skipif(not WHEELS, reason="PDSTACK_SGLANG names no unpacked wheels")
+def test_the_route_is_what_the_release_sets_on_sm120() -> None:
+    folder = next(path for path in WHEELS if (path / "sglang/srt/layers/attention/flash_mla_sm120_triton.py").exists())
+    source = (folder / "sglang/srt/server_args.py").read_text()
+    own = source[source.index("SM120 lacks tcgen05/TMEM: disable features that depend on") :][:900]
+    set_there = dict(re.findall(r"envs\.(SGLANG_\w+)\.set\((True|False)\)", own))
+    assert {name: "01"[value == "True"] for name, value in set_there.items()} == pdstack_sm120_route.ROUTE
