@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Mapping
+from typing import Any, Callable, Dict, Iterable, List, Mapping
 
-from ansible.module_utils.pdstack import codec, facts, plan_types, report, service
+from ansible.module_utils.pdstack import codec, facts, nixl, plan_types, report, service
 
 
 def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
@@ -35,6 +35,12 @@ def table(plan: Mapping[str, Any], readiness: Iterable[Mapping[str, Any]]) -> st
     return report.plan_table(codec.load(plan_types.Plan, plan), states)
 
 
+def nixl_pairs(plan: Mapping[str, Any], host: str, p2p: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """Return the transfers that prove the transport of a host, as pd_nixl_check takes them."""
+    found: List[Dict[str, Any]] = codec.dump(nixl.pairs(plan, host, p2p.get("measured_gb_s")))
+    return found
+
+
 class FilterModule:
     """The filters that the roles use."""
 
@@ -44,6 +50,7 @@ class FilterModule:
             "pd_addresses_of": addresses_of,
             "pd_facts_of": facts_of,
             "pd_instances_of": service.instances_of,
+            "pd_nixl_pairs": nixl_pairs,
             "pd_routers_of": service.routers_of,
             "pd_service_files": service.files,
             "pd_service_engine_targets": service.engine_targets,

@@ -9,23 +9,43 @@ DOCUMENTATION = r"""
 module: pd_nixl_check
 short_description: Prove that NIXL moves bytes between two processes of a host, in both directions
 description:
-  - Makes two NIXL agents in two processes under the release's Python and the engines' environment, writes host memory
-    from each to the other, compares the bytes, and records bandwidth and UCX's data lane.
-  - Asks again only for another release, environment or script; the answer is kept on the host.
+  - For each pair makes two NIXL agents in two processes under the release's Python and the engines' own environments,
+    writes memory from each to the other, compares the bytes, and records bandwidth and UCX's data lane. The memory is
+    the host's, or two GPUs'.
+  - Refuses a pair whose data lane is a forbidden one, or which stays below 80 % of the P2P bandwidth that the probe
+    measured between its GPUs.
+  - Asks again only for another release, pair or script; the answer is kept on the host.
 version_added: "0.1.0"
 options:
   script:
     description: The transfer script's text.
     type: str
     required: true
+  pairs:
+    description: What to prove; the filter P(pd_nixl_pairs#filter) makes it from the plan.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      memory:
+        description: The host's memory or a GPU's.
+        type: str
+        choices: [DRAM, VRAM]
+        required: true
+      sides:
+        description:
+          - The two processes, the one that writes in service first. Each has a C(name), an C(environment) and a
+            C(device), which is a GPU's index among those that its C(CUDA_VISIBLE_DEVICES) shows.
+        type: list
+        elements: dict
+        required: true
+      baseline:
+        description: Measured P2P bandwidth from the first GPU to the second, in bytes per second.
+        type: float
   python:
     description: The release's interpreter.
     type: path
     default: /opt/pdstack/current/venv/bin/python
-  environment:
-    description: The engines' environment, with C(UCX_TLS) and C(UCX_NET_DEVICES).
-    type: dict
-    default: {}
   forbidden_lanes:
     description: UCX transports that the data lane must not be, such as C(tcp).
     type: list
@@ -50,10 +70,10 @@ options:
     default: present
 attributes:
   check_mode:
-    description: Returns a kept result. Without one it transfers nothing and returns none.
+    description: Returns kept results. What was never measured is not, and counts as a change.
     support: partial
   diff_mode:
-    description: Shows the result that is recorded.
+    description: Shows the results that are recorded.
     support: full
 author: The pdstack contributors
 """
@@ -62,33 +82,45 @@ EXAMPLES = r"""
 - name: Prove the transport
   pd_nixl_check:
     script: "{{ lookup('ansible.builtin.file', 'nixl_transfer.py') }}"
-    environment:
-      UCX_TLS: posix,cma,self,tcp
-      UCX_NET_DEVICES: lo
+    pairs:
+      - memory: DRAM
+        sides:
+          - {name: prefill-0, environment: {UCX_TLS: 'posix,cma,self,tcp'}, device: 0}
+          - {name: decode-0, environment: {UCX_TLS: 'posix,cma,self,tcp'}, device: 0}
 """
 
 RETURN = r"""
-result:
-  description: Bandwidth by direction (bytes per second), the data lane, all lanes of remote writes, and versions.
-  returned: when there is one
-  type: dict
+results:
+  description:
+    - For each pair the bandwidth by direction (bytes per second), the data lane in the direction of service and back,
+      all lanes of remote writes, and versions.
+  returned: when there are some
+  type: list
+  elements: dict
 """
 
+import functools
 import hashlib
 import json
 import os
 import shutil
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import codec, nixl, refusal, runner
+from ansible.module_utils.pdstack import codec, nixl, runner
+
+PAIR = {
+    "memory": {"type": "str", "choices": ["DRAM", "VRAM"], "required": True},
+    "sides": {"type": "list", "elements": "dict", "required": True},
+    "baseline": {"type": "float"},
+}
 
 
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "script": {"type": "str", "required": True},
+            "pairs": {"type": "list", "elements": "dict", "required": True, "options": PAIR},
             "python": {"type": "path", "default": "/opt/pdstack/current/venv/bin/python"},
-            "environment": {"type": "dict", "default": {}},
             "forbidden_lanes": {"type": "list", "elements": "str", "default": []},
             "bytes": {"type": "int", "default": 67108864},
             "repetitions": {"type": "int", "default": 5},
@@ -103,84 +135,66 @@ def main() -> None:
         if there and not module.check_mode:
             shutil.rmtree(params["cache"])
         module.exit_json(changed=there)
-    environment = {str(key): str(value) for key, value in params["environment"].items()}
-    problems = nixl.check_environment(environment)
+    pairs = [codec.load(nixl.Pair, pair, "pairs") for pair in params["pairs"]]
+    results, fresh, missing = [], {}, 0
+    try:
+        refuse([item for pair in pairs for side in pair.sides for item in nixl.check_environment(side.environment)])
+        for pair in pairs:
+            path = place(params, pair)
+            result = kept(path)
+            if result is None and module.check_mode:
+                missing += 1
+                continue
+            if result is None:
+                run = functools.partial(runner.run, timeout_s=600.0)
+                python, size, times = params["python"], params["bytes"], params["repetitions"]
+                result = nixl.measure(params["script"], python, pair, size, times, run)
+                fresh[path] = result
+            refuse(nixl.check_result(result, pair.baseline, params["forbidden_lanes"]))
+            results.append(result)
+    except nixl.TransportRefused as error:
+        module.fail_json(msg=str(error), refusals=codec.dump(error.refusals))
+    texts = {path: json.dumps(codec.dump(result), indent=1, sort_keys=True) + "\n" for path, result in fresh.items()}
+    for path, text in texts.items():
+        keep(path, text)
+    module.exit_json(
+        changed=bool(fresh or missing),
+        results=codec.dump(results),
+        diff={"before": "", "after": "".join(texts.values()), "after_header": params["cache"]},
+    )
+
+
+def refuse(problems):  # type: ignore[no-untyped-def]
+    """End with what was found, needed and to do, where there is something."""
     if problems:
-        refuse(module, problems)
+        raise nixl.TransportRefused(problems)
+
+
+def place(params, pair):  # type: ignore[no-untyped-def]
+    """Return the file of a pair's result: another release, environment, script or size has another one."""
     # The path behind `current` carries the release's id, so another release asks again.
     python = os.path.join(os.path.realpath(os.path.dirname(params["python"])), os.path.basename(params["python"]))
-    question = json.dumps(
-        [params["script"], python, environment, params["bytes"], params["repetitions"]], sort_keys=True
-    )
-    path = os.path.join(params["cache"], hashlib.sha256(question.encode()).hexdigest()[:16] + ".json")
-    result = kept(path)
-    measured = result is None
-    if result is None:
-        if module.check_mode:
-            module.exit_json(changed=True)
-        result = measure(module, python, environment)
-    problems = nixl.check_lane(result["lane"], params["forbidden_lanes"])
-    if problems:
-        refuse(module, problems)
-    if measured:
-        keep(path, result)
-    after = json.dumps(result, indent=1, sort_keys=True) + "\n" if measured else ""
-    module.exit_json(changed=measured, result=result, diff={"before": "", "after": after, "after_header": path})
-
-
-def refuse(module, problems):  # type: ignore[no-untyped-def]
-    """End with what was found, needed and to do."""
-    module.fail_json(msg=refusal.render("The transport was refused", problems), refusals=codec.dump(problems))
+    question = [params["script"], python, pair.memory, codec.dump(pair.sides), params["bytes"], params["repetitions"]]
+    digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+    return os.path.join(params["cache"], digest[:16] + ".json")
 
 
 def kept(path):  # type: ignore[no-untyped-def]
     """Return the kept result, None where there is none or it was cut short."""
     try:
         with open(path, encoding="utf-8") as handle:
-            return json.load(handle)
+            return codec.load(nixl.Result, json.load(handle))
     except (OSError, ValueError):
         return None
 
 
-def keep(path, result):  # type: ignore[no-untyped-def]
-    """Record the result, atomically."""
+def keep(path, text):  # type: ignore[no-untyped-def]
+    """Record a result, atomically."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     draft = f"{path}.{os.getpid()}"
     with open(draft, "w", encoding="utf-8") as handle:
-        json.dump(result, handle, indent=1, sort_keys=True)
+        handle.write(text)
     os.replace(draft, path)
-
-
-def measure(module, python, environment):  # type: ignore[no-untyped-def]
-    """Run the transfer and return its result; fail with UCX's own words where it does not come about."""
-    params = module.params
-    settings = [f"{key}={value}" for key, value in sorted({**environment, "UCX_PROTO_INFO": "y"}.items())]
-    argv = ["env", *settings, python, "-c", params["script"], str(params["bytes"]), str(params["repetitions"])]
-    done = runner.run(argv, 600)
-    try:
-        answer = json.loads(done.out.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        module.fail_json(msg=f"the NIXL transfer ended with status {done.rc}: {(done.err or done.out).strip()[-1500:]}")
-    words = "\n".join(answer["ucx"].values())
-    if answer["failure"]:
-        said = "; ".join(nixl.complaints(words)[:4]) or done.err.strip()[-500:]
-        problem = refusal.Refusal(
-            "NIXL transfer",
-            f"{answer['failure']}; UCX says: {said}",
-            "a transfer between two processes in both directions",
-            "check UCX_TLS and UCX_NET_DEVICES in the plan against the host's network devices (ip -br link)",
-        )
-        refuse(module, [problem])
-    lanes = nixl.put_lanes(words)
-    return {
-        "directions": answer["directions"],
-        "bytes": answer["bytes"],
-        "lane": nixl.bulk_lane(lanes),
-        "lanes": codec.dump(lanes),
-        "versions": answer["versions"],
-        "environment": environment,
-        "python": python,
-    }
 
 
 if __name__ == "__main__":

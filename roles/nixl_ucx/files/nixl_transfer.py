@@ -1,8 +1,13 @@
-"""Move host memory between two NIXL agents in two processes, once in each direction, and prove every byte.
+"""Move memory between two NIXL agents in two processes, once in each direction, and prove every byte.
 
-Runs under the release's Python with the engines' own UCX environment. A prefill server writes (PUT) the KV cache into
-a decode server's memory, so each direction is one WRITE. Arguments: bytes per transfer, repetitions. The last line of
-the output is JSON: per direction the best and the median bandwidth (bytes/s), and what UCX said about its lanes
+Runs under the release's Python; each side has its engine's own environment. A prefill server writes (PUT) the KV cache
+into a decode server's memory, so each direction is one WRITE. The argument is JSON::
+
+    {"bytes": 67108864, "repetitions": 5, "memory": "DRAM" | "VRAM",
+     "sides": [{"name": "prefill-0", "environment": {...}, "device": 0}, {...}]}
+
+``device`` is a GPU's index among those that the side's CUDA_VISIBLE_DEVICES shows. The last line of the output is JSON:
+per direction the best and the median bandwidth (bytes/s), and what UCX said on each side about its lanes
 (UCX_PROTO_INFO=y).
 """
 
@@ -17,37 +22,96 @@ import tempfile
 import time
 from multiprocessing import Pipe
 
+BLOCK = 1 << 24  # bytes copied at once between a GPU and the host
 
-def side(name, peer, parent, size, repetitions, log):
+
+class HostMemory:
+    """A buffer of this process."""
+
+    kind, device = "DRAM", 0
+
+    def __init__(self, size, device):
+        self.size, self.buffer = size, ctypes.create_string_buffer(size)
+        self.address = ctypes.addressof(self.buffer)
+
+    def fill(self, pattern):
+        ctypes.memmove(self.address, pattern * (self.size // len(pattern)), self.size)
+
+    def digest(self):
+        return hashlib.sha256(self.buffer).hexdigest()
+
+
+class DeviceMemory:
+    """A buffer on a GPU, by the driver's own API: what cudaMalloc, and so the engine's allocator, gives."""
+
+    kind = "VRAM"
+
+    def __init__(self, size, device):
+        self.size, self.device = size, device
+        self.cuda = ctypes.CDLL("libcuda.so.1")
+        handle, context, address = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(handle), device)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+        self.call("cuCtxSetCurrent", context)
+        self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        self.address = address.value
+
+    def call(self, name, *arguments):
+        status = getattr(self.cuda, name)(*arguments)
+        if status:
+            words = ctypes.c_char_p()
+            self.cuda.cuGetErrorName(status, ctypes.byref(words))
+            raise RuntimeError(f"{name} on GPU {self.device} answered {status} ({(words.value or b'?').decode()})")
+
+    def blocks(self):
+        for start in range(0, self.size, BLOCK):
+            yield ctypes.c_uint64(self.address + start), min(BLOCK, self.size - start)
+
+    def fill(self, pattern):
+        for address, count in self.blocks():
+            self.call("cuMemcpyHtoD_v2", address, pattern * (count // len(pattern)), ctypes.c_size_t(count))
+        self.call("cuCtxSynchronize")
+
+    def digest(self):
+        digest, buffer = hashlib.sha256(), ctypes.create_string_buffer(BLOCK)
+        self.call("cuCtxSynchronize")
+        for address, count in self.blocks():
+            self.call("cuMemcpyDtoH_v2", buffer, address, ctypes.c_size_t(count))
+            digest.update(memoryview(buffer)[:count])
+        return digest.hexdigest()
+
+
+def side(wanted, memory, peer, parent, size, repetitions, log):
     """One process: an agent with one registered buffer; writes when told to, hashes what it was written."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
+    os.environ.update(wanted["environment"], UCX_PROTO_INFO="y")
     from nixl._api import nixl_agent, nixl_agent_config
 
-    agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
-    buffer = ctypes.create_string_buffer(size)
-    address = ctypes.addressof(buffer)
-    registration = agent.register_memory([(address, size, 0, "")], "DRAM")
-    peer.send((agent.get_agent_metadata(), address))
-    metadata, remote_address = peer.recv()
+    # The agent registers in the GPU's context, so that the memory comes first.
+    buffer = (DeviceMemory if memory == "VRAM" else HostMemory)(size, wanted["device"])
+    agent = nixl_agent(wanted["name"], nixl_agent_config(backends=["UCX"]))
+    registration = agent.register_memory([(buffer.address, size, buffer.device, "")], buffer.kind)
+    peer.send((agent.get_agent_metadata(), buffer.address, buffer.device))
+    metadata, address, device = peer.recv()
     remote = agent.add_remote_agent(metadata)
     parent.send("ready")
     while True:
         order, seed = parent.recv()
         if order == "write":
-            pattern = hashlib.shake_256(seed).digest(1 << 16)
-            ctypes.memmove(address, pattern * (size // len(pattern)), size)
-            parent.send(write(agent, address, remote, remote_address, size, repetitions))
+            buffer.fill(pattern_of(seed))
+            local = agent.get_xfer_descs([(buffer.address, size, buffer.device)], buffer.kind)
+            there = agent.get_xfer_descs([(address, size, device)], buffer.kind)
+            parent.send(write(agent, local, there, remote, repetitions))
         elif order == "hash":
-            parent.send(hashlib.sha256(buffer).hexdigest())
+            parent.send(buffer.digest())
         else:
             break
     agent.deregister_memory(registration)
 
 
-def write(agent, address, remote, remote_address, size, repetitions):
+def write(agent, local, there, remote, repetitions):
     """Seconds of each WRITE of the whole buffer."""
-    local = agent.get_xfer_descs([(address, size, 0)], "DRAM")
-    there = agent.get_xfer_descs([(remote_address, size, 0)], "DRAM")
     seconds = []
     for _ in range(repetitions):
         handle = agent.initialize_xfer("WRITE", local, there, remote)
@@ -55,7 +119,7 @@ def write(agent, address, remote, remote_address, size, repetitions):
         state = agent.transfer(handle)
         while state == "PROC":
             if time.perf_counter() - started > 60:
-                raise TimeoutError(f"a transfer of {size} bytes did not end within 60 s")
+                raise TimeoutError("a transfer did not end within 60 s")
             state = agent.check_xfer_state(handle)
         seconds.append(time.perf_counter() - started)
         if state != "DONE":
@@ -64,14 +128,20 @@ def write(agent, address, remote, remote_address, size, repetitions):
     return seconds
 
 
+def pattern_of(seed):
+    return hashlib.shake_256(seed).digest(1 << 16)
+
+
 def expected(seed, size):
-    pattern = hashlib.shake_256(seed).digest(1 << 16)
+    pattern = pattern_of(seed)
     return hashlib.sha256(pattern * (size // len(pattern))).hexdigest()
 
 
 def main():
-    size, repetitions = int(sys.argv[1]) & ~0xFFFF, int(sys.argv[2])
-    names = ("prefill", "decode")
+    request = json.loads(sys.argv[1])
+    size, repetitions, memory = request["bytes"] & ~0xFFFF, request["repetitions"], request["memory"]
+    sides = {wanted["name"]: wanted for wanted in request["sides"]}
+    names = list(sides)
     links = Pipe()
     pipes, logs, children = {}, {}, {}
     folder = tempfile.mkdtemp(prefix="pd-nixl-")
@@ -82,10 +152,10 @@ def main():
         if pid == 0:
             status = 1
             try:
-                side(name, links[position], there, size, repetitions, logs[name])
+                side(sides[name], memory, links[position], there, size, repetitions, logs[name])
                 status = 0
             except BaseException as error:
-                there.send(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+                there.send(RuntimeError(f"{type(error).__name__}: {error}"))
             finally:
                 os._exit(status)
         children[name] = pid
@@ -93,10 +163,10 @@ def main():
 
     def answer(name):
         if not pipes[name].poll(120):
-            raise TimeoutError(f"the {name} side did not answer within 120 s")
+            raise TimeoutError(f"{name} did not answer within 120 s")
         reply = pipes[name].recv()
         if isinstance(reply, Exception):
-            raise reply
+            raise RuntimeError(f"{name}: {reply}")
         return reply
 
     failure, directions = "", {}
@@ -127,7 +197,7 @@ def main():
     for name, path in logs.items():
         if os.path.exists(path):
             with open(path, encoding="utf-8", errors="replace") as stream:
-                words[name] = stream.read()[-20000:]
+                words[name] = stream.read()[-40000:]
             os.unlink(path)
     os.rmdir(folder)
     versions = {}
