@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, List, Mapping
 
-from ansible.module_utils.pdstack import codec, facts, nixl, plan_types, report, service
+from ansible.module_utils.pdstack import codec, drift, facts, inventory, nixl, plan_types, report, service
 
 
 def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
@@ -16,6 +16,11 @@ def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any
         parts = [dict(hostvars[host][name]["facts"], host=host) for name in ("pd_gpu", "pd_host")]
         found[host] = codec.dump(facts.merge(parts))
     return found
+
+
+def hardware(document: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return what of a host's facts is its hardware, to be recorded at a deployment."""
+    return drift.hardware_of(facts.merge([inventory.builtin(document)]))
 
 
 def addresses_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, str]:
@@ -49,11 +54,13 @@ class FilterModule:
         return {
             "pd_addresses_of": addresses_of,
             "pd_facts_of": facts_of,
+            "pd_hardware": hardware,
             "pd_instances_of": service.instances_of,
             "pd_nixl_pairs": nixl_pairs,
             "pd_routers_of": service.routers_of,
             "pd_service_files": service.files,
             "pd_service_engine_targets": service.engine_targets,
+            "pd_service_live": service.live,
             "pd_service_router_targets": service.router_targets,
             "pd_service_targets": service.targets,
             "pd_table": table,

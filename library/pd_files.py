@@ -70,6 +70,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+declared:
+  description: The paths that were compared.
+  returned: always
+  type: list
+  elements: str
 effective:
   description: The paths of which more than comments or attributes differed.
   returned: always
@@ -122,6 +127,7 @@ def main() -> None:
         module.fail_json(msg=str(error))
     module.exit_json(
         changed=bool(todo.changes),
+        declared=sorted(todo.entries),
         effective=[change.path for change in todo.changes if change.action not in ("comments", "attributes")],
         paths={change.path: change.action for change in todo.changes},
         diff=[

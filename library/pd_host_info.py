@@ -31,6 +31,10 @@ options:
     description: The plan that this host was deployed with.
     type: path
     default: /etc/pdstack/plan.json
+  baseline:
+    description: The hardware that this host was deployed on.
+    type: path
+    default: /etc/pdstack/baseline.json
 attributes:
   check_mode:
     description: Reads only, so it does the same with and without check mode.
@@ -67,6 +71,10 @@ plan:
   description: The plan that this host was deployed with last, empty when there is none.
   returned: always
   type: dict
+baseline:
+  description: GPUs, driver and NUMA nodes as the last deployment recorded them, empty when there is no record.
+  returned: always
+  type: dict
 distribution:
   description: C(ID) of C(/etc/os-release).
   returned: always
@@ -86,6 +94,7 @@ def main() -> None:
             "packages": {"type": "list", "elements": "str", "default": []},
             "current": {"type": "path", "default": "/opt/pdstack/current"},
             "plan": {"type": "path", "default": "/etc/pdstack/plan.json"},
+            "baseline": {"type": "path", "default": "/etc/pdstack/baseline.json"},
         },
         supports_check_mode=True,
     )
@@ -100,6 +109,7 @@ def main() -> None:
         },
         packages_missing=hostinfo.missing_packages(runner.run, params["packages"]),
         plan=hostinfo.json_document(params["plan"]),
+        baseline=hostinfo.json_document(params["baseline"]),
         current_release=os.path.basename(hostinfo.link_target(params["current"])),
         distribution=hostinfo.os_release().get("ID", ""),
     )

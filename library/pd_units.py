@@ -55,6 +55,30 @@ options:
     description: The folder in which M(pd_service_wait) keeps which processes were ready.
     type: path
     default: /run/pdstack/ready
+  live:
+    description:
+      - What the plan says of the units' processes. A process that differs from its unit or from the plan is stale, such
+        as one that somebody moved to other CPUs.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      unit:
+        description: The unit's full name.
+        type: str
+        required: true
+      cpus:
+        description: CPUs of every process of the unit, as a kernel list. Empty compares nothing.
+        type: str
+        default: ""
+      memory_nodes:
+        description: Nodes that their memory is bound to, as a kernel list. Empty compares nothing.
+        type: str
+        default: ""
+      env:
+        description: Environment that the main process must have.
+        type: dict
+        default: {}
   observe:
     description: Only report what would be done, without counting it as a change.
     type: bool
@@ -83,6 +107,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+declared:
+  description: The units that were compared.
+  returned: always
+  type: list
+  elements: str
 actions:
   description: The units by verb (reload, enable, disable, stop, start, restart).
   returned: always
@@ -110,7 +139,9 @@ stale_sets:
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import runner, units, waiter
+from ansible.module_utils.pdstack import codec, live, runner, units, waiter
+
+UNIT_FOLDERS = ("/etc/systemd/", "/run/systemd/")
 
 
 def main() -> None:
@@ -130,6 +161,17 @@ def main() -> None:
             "changed_files": {"type": "list", "elements": "str", "default": []},
             "stale_sets": {"type": "list", "elements": "str", "default": []},
             "marks": {"type": "path", "default": "/run/pdstack/ready"},
+            "live": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "unit": {"type": "str", "required": True},
+                    "cpus": {"type": "str", "default": ""},
+                    "memory_nodes": {"type": "str", "default": ""},
+                    "env": {"type": "dict", "default": {}},
+                },
+            },
             "observe": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -148,6 +190,7 @@ def main() -> None:
         lines.insert(0, "systemctl daemon-reload\n")
     module.exit_json(
         changed=todo.changed and not params["observe"],
+        declared=[unit.name for unit in wanted],
         actions={"reload": todo.reload, **actions},
         pending=todo.changed,
         never_ready=waiter.never_ready(states, params["marks"]),
@@ -163,15 +206,19 @@ def observe(wanted, params):  # type: ignore[no-untyped-def]
     states = units.show(runner.run, [unit.name for unit in wanted] + strays)
     offset = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
     stale = {}
+    intended = {item["unit"]: codec.load(live.Intended, item) for item in params["live"]}
     for unit in wanted:
-        reason = units.stale_reason(unit, states[unit.name], params["changed_files"], offset)
+        state = states[unit.name]
+        reason = units.stale_reason(unit, state, params["changed_files"], offset)
+        if not reason and state.active == "active" and state.main_pid and unit.name in intended:
+            reason = live.reason(intended[unit.name], state.main_pid, state.command)
         if reason:
             stale[unit.name] = reason
         elif unit.set in params["stale_sets"]:
             stale[unit.name] = f"a member of {unit.set} on another host restarts"
     stale_sets = sorted({unit.set for unit in wanted if unit.name in stale and unit.set})
     todo = units.plan(wanted, states, stale, strays)
-    todo.reload = todo.reload or any(path.startswith("/etc/systemd/system/") for path in params["changed_files"])
+    todo.reload = todo.reload or any(path.startswith(UNIT_FOLDERS) for path in params["changed_files"])
     return todo, stale_sets, [states[unit.name] for unit in wanted]
 
 

@@ -6,7 +6,7 @@ Pure text: the role renders its unit templates and hands them in; pd_files compa
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Optional
 
 UNIT_FOLDER = "/etc/systemd/system"
 CONFIG_FOLDER = "/etc/pdstack"
@@ -29,12 +29,17 @@ def routers_of(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
     return [router for router in plan["routers"] if router["host"] == host]
 
 
-def files(plan: Mapping[str, Any], host: str, unit_texts: Mapping[str, str]) -> List[Dict[str, Any]]:
+def files(
+    plan: Mapping[str, Any], host: str, unit_texts: Mapping[str, str], hardware: Optional[Mapping[str, Any]] = None
+) -> List[Dict[str, Any]]:
     """Return every file of a host, as pd_files takes them.
 
     ``unit_texts`` maps unit file names to their rendered text; those that this host needs are used.
+    ``hardware`` is what the host is deployed on, kept for later looks (drift.hardware_of).
     """
     found: List[Dict[str, Any]] = [_file(f"{CONFIG_FOLDER}/plan.json", _json(plan))]
+    if hardware:
+        found.append(_file(f"{CONFIG_FOLDER}/baseline.json", _json(hardware)))
     if instances_of(plan, host) or routers_of(plan, host):
         found.append(_file(f"{UNIT_FOLDER}/pd.target", unit_texts["pd.target"]))
     for role in sorted({instance["role"] for instance in instances_of(plan, host)}):
@@ -62,7 +67,8 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
                 "set": instance["set"],
                 "files": [
                     f"{UNIT_FOLDER}/pd-{instance['role']}@.service",
-                    f"{_unit_folder(instance)}/placement.conf",
+                    f"{_unit_folder(instance)}/*",
+                    *_by_hand(instance["unit"], f"pd-{instance['role']}@.service"),
                     f"{CONFIG_FOLDER}/instances/{instance['name']}.yaml",
                     f"{CONFIG_FOLDER}/instances/{instance['name']}.env",
                     *RELEASE,
@@ -71,10 +77,18 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
             }
         )
     for router in routers_of(plan, host):
-        found.append({"name": router["unit"], "set": "", "files": [f"{UNIT_FOLDER}/pd-router.service", *RELEASE]})
+        found.append({"name": router["unit"], "set": "", "files": _router_files(router["unit"])})
     if found:
         found.append({"name": "pd.target", "set": "", "files": []})
     return found
+
+
+def live(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
+    """Return what the processes of a host's units must be like, as pd_units takes it."""
+    return [
+        {"unit": item["unit"], "cpus": item["cpus"], "memory_nodes": item["memory_nodes"], "env": item["env"]}
+        for item in instances_of(plan, host)
+    ] + [{"unit": item["unit"], "env": item["env"]} for item in routers_of(plan, host)]
 
 
 def engine_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
@@ -159,6 +173,18 @@ def _target(plan: Mapping[str, Any], item: Mapping[str, Any], key: str) -> Dict[
 
 def _in_url(address: str) -> str:
     return f"[{address}]" if ":" in address else address
+
+
+def _router_files(unit: str) -> List[str]:
+    return [f"{UNIT_FOLDER}/{unit}", f"{UNIT_FOLDER}/{unit}.d", *_by_hand(unit), *RELEASE]
+
+
+def _by_hand(*units: str) -> List[str]:
+    """Return the folders of drop-ins that nobody but a person makes; pd_service removes them."""
+    folders = [f"{UNIT_FOLDER}/pd-.service.d"] + [f"{UNIT_FOLDER}/{unit}.d" for unit in units[1:]]
+    for place in ("/etc/systemd/system.control", "/run/systemd/system", "/run/systemd/system.control"):
+        folders += [f"{place}/{unit}.d" for unit in (*units, "pd-.service")]
+    return folders
 
 
 def _file(path: str, text: Any) -> Dict[str, Any]:

@@ -304,6 +304,9 @@ class Settings:
         "measure P2P although an IOMMU translates and ACS redirects",
         "copies between GPUs can hang such a machine",
     )
+    drift_report: Optional[str] = option(
+        None, "file on the controller for drift.yml's JSON, - for standard output", "a table alone"
+    )
     report_dir: Optional[str] = option(None, "folder on the controller for JSON and pictures", "no files unless asked")
 
 

@@ -7,6 +7,7 @@ Units of one set (a prefill-decode pair) restart together: their KV layouts must
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ _PROPERTIES = (
     "NeedDaemonReload",
     "ExecMainStartTimestampMonotonic",
     "ActiveEnterTimestampMonotonic",
+    "ExecStart",
 )
 
 
@@ -44,6 +46,7 @@ class UnitState:
     needs_reload: bool = False
     started_us: int = 0
     active_since_us: int = 0
+    command: str = ""  # of ExecStart, as systemd has read it
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ def show(runner: Runner, names: Sequence[str]) -> Dict[str, UnitState]:
             needs_reload=values.get("NeedDaemonReload") == "yes",
             started_us=_number(values.get("ExecMainStartTimestampMonotonic")),
             active_since_us=_number(values.get("ActiveEnterTimestampMonotonic")),
+            command=values.get("ExecStart", "").partition("argv[]=")[2].partition(" ; ")[0],
         )
     return states
 
@@ -124,7 +128,7 @@ def stale_reason(unit: WantedUnit, state: UnitState, changed: Iterable[str], clo
     """
     if state.active not in ("active", "activating", "reloading"):
         return None
-    written = sorted(set(changed) & set(unit.files))
+    written = sorted(path for path in changed if any(fnmatch.fnmatch(path, pattern) for pattern in unit.files))
     if written:
         return f"{written[0]} changed"
     started = state.started_us / 1e6 + clock_offset_s
@@ -155,18 +159,21 @@ def plan(
         state = states[unit.name]
         if state.needs_reload or state.load in ("not-found", "masked"):
             todo.reload = True
-        if state.enabled not in ("enabled", "enabled-runtime", "static", "alias"):
+        reasons: List[str] = []
+        if state.enabled not in ("enabled", "static", "alias"):
             todo.enable.append(unit.name)
-            todo.why[unit.name] = f"not enabled ({state.enabled or 'unknown'})"
+            reasons.append(f"not enabled ({state.enabled or 'unknown'})")
         if state.active not in ("active", "activating", "reloading"):
             todo.start.append(unit.name)
-            todo.why[unit.name] = f"{state.active} ({state.result})"
+            reasons.append(f"{state.active} ({state.result})")
         elif unit.name in stale:
             todo.restart.append(unit.name)
-            todo.why[unit.name] = stale[unit.name]
+            reasons.append(stale[unit.name])
         elif unit.set in sets:
             todo.restart.append(unit.name)
-            todo.why[unit.name] = f"one set with {sets[unit.set]}"
+            reasons.append(f"one set with {sets[unit.set]}")
+        if reasons:
+            todo.why[unit.name] = "; ".join(reasons)
     for name in strays:
         state = states[name]
         if state.active not in ("inactive", "failed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import shlex
 import subprocess
@@ -118,11 +119,36 @@ def test_placement_says_why_and_binds_only_what_the_plan_binds() -> None:
 
 
 def test_every_file_of_an_instance_makes_its_unit_stale() -> None:
-    written = {item["path"] for item in service.files(PLAN, "a", TEXTS)}
-    shared = {"/etc/pdstack/plan.json", "/etc/systemd/system/pd.target"}
+    written = {item["path"] for item in service.files(PLAN, "a", TEXTS, {"gpus": []})}
+    shared = {"/etc/pdstack/plan.json", "/etc/pdstack/baseline.json", "/etc/systemd/system/pd.target"}
     watched = {path for unit in service.units(PLAN, "a") for path in unit["files"]}
     folders = {path for path in written if path.endswith(".service.d")}
-    assert written - shared - folders == watched - {*service.RELEASE, service.KERNELS}
+    files = written - shared - folders
+    assert {path for path in files if not any(fnmatch.fnmatch(path, pattern) for pattern in watched)} == set()
+    others = {pattern for pattern in watched if not any(fnmatch.fnmatch(path, pattern) for path in files)}
+    by_hand = {path for path in others if path.endswith(".service.d")}
+    assert others - by_hand == {*service.RELEASE, service.KERNELS}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/systemd/system/pd-prefill@0.service.d/zz-by-hand.conf",
+        "/etc/systemd/system/pd-prefill@.service.d",
+        "/etc/systemd/system/pd-.service.d",
+        "/run/systemd/system/pd-prefill@0.service.d",
+        "/run/systemd/system.control/pd-prefill@0.service.d",
+        "/etc/systemd/system.control/pd-prefill@0.service.d",
+    ],
+)
+def test_a_drop_in_by_hand_makes_its_unit_stale_and_no_other(path: str) -> None:
+    stale = {
+        unit["name"]
+        for unit in service.units(PLAN, "a")
+        if any(fnmatch.fnmatch(path, pattern) for pattern in unit["files"])
+    }
+    everywhere = "/pd-.service.d" in path
+    assert stale == ({"pd-prefill@0.service", "pd-decode@0.service"} if everywhere else {"pd-prefill@0.service"})
 
 
 def test_units_of_a_pair_share_a_set_and_the_router_does_not() -> None:

@@ -53,6 +53,22 @@ def test_a_disabled_unit_is_enabled_without_a_restart() -> None:
     assert (todo.enable, todo.start, todo.restart) == (["pd-decode@0.service"], [], [])
 
 
+def test_enabled_until_the_next_boot_is_not_enabled() -> None:
+    assert units.plan(PAIR, states(PAIR, pd_decode={"enabled": "enabled-runtime"}), {}).enable == [PAIR[1].name]
+
+
+def test_each_reason_is_told() -> None:
+    todo = units.plan(PAIR, states(PAIR, pd_decode={"enabled": "disabled"}), {PAIR[1].name: "x changed"})
+    assert todo.why[PAIR[1].name] == "not enabled (disabled); x changed"
+
+
+def test_a_removed_drop_in_makes_its_unit_stale() -> None:
+    unit = units.WantedUnit("a.service", files=["/etc/systemd/system/a.service.d/*"])
+    state = units.UnitState("a.service", active="active", started_us=1)
+    assert units.stale_reason(unit, state, ["/etc/systemd/system/a.service.d/hand.conf"], 0.0)
+    assert units.stale_reason(unit, state, ["/etc/systemd/system/b.service.d/hand.conf"], 0.0) is None
+
+
 def test_units_that_left_the_plan_stop_and_are_disabled() -> None:
     found = states([*PAIR, ROUTER])
     todo = units.plan(PAIR, found, {}, strays=["pd-router.service"])

@@ -181,6 +181,8 @@ class Service:
             found.append(f"{STATE_DIR}/roots.json")
         if not os.path.islink(f"{self.prefix}{UNITS}/timers.target.wants/pd-scrub.timer"):
             found.append(f"{UNITS}/timers.target.wants/pd-scrub.timer")
+        elif self.run(["systemctl", "is-active", "pd-scrub.timer"])[1].strip() != "active":
+            found.append("pd-scrub.timer")  # enabled, and stopped by hand
         return found
 
     def install(self, root: str) -> List[str]:

@@ -26,11 +26,14 @@ class Systemd:
         self.calls: list[str] = []
         self.active = "inactive"
         self.broken = False
+        self.stopped: set[str] = set()
 
     def __call__(self, argv: list[str]) -> tuple[int, str]:
         self.calls.append(" ".join(argv[1:]))
         if self.broken:
             return 1, "System has not been booted with systemd"
+        if argv[1] == "is-active" and argv[-1].endswith(".timer"):
+            return (3, "inactive") if argv[-1] in self.stopped else (0, "active")
         if argv[1] == "is-active":
             return (0 if self.active == "active" else 3), self.active
         if argv[1] == "enable":
@@ -53,6 +56,16 @@ def systemd(tmp_path) -> Systemd:
 @pytest.fixture
 def units(systemd, tmp_path) -> Service:
     return Service(systemd, "/usr/bin/python3", str(tmp_path))
+
+
+def test_a_timer_stopped_by_hand_differs(units, systemd):
+    units.install("/models")
+    assert units.differing("/models") == []
+    systemd.stopped.add("pd-scrub.timer")
+    assert units.differing("/models") == ["pd-scrub.timer"]
+    systemd.calls.clear()
+    assert units.install("/models") == ["pd-scrub.timer"]
+    assert "enable --now pd-scrub.timer" in systemd.calls
 
 
 def test_the_agent_holds_every_module():

@@ -1,0 +1,62 @@
+"""Compare hosts with what they were deployed for, on the controller (see library/pd_drift.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.module_utils.pdstack import codec, drift, facts, inventory, plan, refusal, report
+from ansible.plugins.action import ActionBase
+
+
+class ActionModule(ActionBase):
+    """One run for all hosts, without a connection."""
+
+    BYPASS_HOST_LOOP = True
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+    _supports_async = False
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        _, args = self.validate_argument_spec(
+            {
+                "facts": {"type": "dict", "required": True},
+                "previous": {"type": "dict", "required": True},
+                "baselines": {"type": "dict", "required": True},
+            }
+        )
+        try:
+            found = {host: facts.merge([document]) for host, document in inventory.builtin(args["facts"]).items()}
+            in_force = plan.in_force(
+                {
+                    host: codec.load(plan.Plan, item)
+                    for host, item in inventory.builtin(args["previous"]).items()
+                    if item
+                }
+            )
+            items = [
+                item
+                for host, baseline in sorted(inventory.builtin(args["baselines"]).items())
+                for item in drift.hardware(found[host], baseline)
+            ]
+        except (codec.CodecError, facts.FactsError) as error:
+            return {**result, "failed": True, "msg": f"pd_drift: a document has the wrong shape: {error}"}
+        try:
+            wanted = plan.plan(inventory.read_intent(task_vars or {}), found, in_force)
+        except refusal.IntentError as error:
+            return {**result, "failed": True, "msg": str(error)}
+        except refusal.PlanRefused as error:
+            if in_force is None:
+                return {**result, "failed": True, "msg": str(error)}
+            wanted = in_force  # what runs is still compared with what it was deployed for
+            items += drift.of_refusals("plan", error.refusals, sorted(found))
+        held = plan.foreign_ports(wanted, found) + plan.foreign_processes(wanted, found)
+        items += drift.of_refusals("in use", held, sorted(found))
+        return {
+            **result,
+            "changed": False,
+            "drift": codec.dump(items),
+            "plan": codec.dump(wanted),
+            "report": report.plan_text(wanted),
+        }

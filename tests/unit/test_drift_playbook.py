@@ -1,0 +1,45 @@
+"""playbooks/drift.yml on its way to a host: it never gets there without check mode, and an unreachable host is exit 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOWHERE = {"gpu_hosts": {"hosts": {"gpu1": None}}, "router_hosts": {"hosts": {"gpu1": None}}}
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, project_root: Path) -> Path:
+    folder = tmp_path / "inventory"
+    folder.mkdir()
+    host = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_user": "nobody"}
+    (folder / "hosts.json").write_text(json.dumps({**NOWHERE, "all": {"vars": host}}))
+    (folder / "group_vars").symlink_to(project_root / "inventory/lab/group_vars")
+    return folder
+
+
+def drift(root: Path, inventory: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, "playbooks/drift.yml", *words]
+    env = {**os.environ, "ANSIBLE_SSH_RETRIES": "0", **environment}
+    return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_an_unreachable_host_is_an_error_and_named(project_root: Path, inventory: Path) -> None:
+    done = drift(project_root, inventory, "-e", "pd_drift_report=-", ANSIBLE_STDOUT_CALLBACK="pd_quiet")
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["result"], report["items"]) == ("error", [])
+    assert [(failure["host"], failure["message"][:11]) for failure in report["failures"]] == [("gpu1", "unreachable")]
+
+
+def test_without_its_callback_it_goes_no_further(project_root: Path, inventory: Path, tmp_path: Path) -> None:
+    """Check mode comes from the callback; without it the roles behind this play would change the hosts."""
+    done = drift(project_root, inventory, ANSIBLE_CALLBACK_PLUGINS=str(tmp_path))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "did not get into check mode, so nothing was done" in done.stdout + done.stderr
+    assert "unreachable=0" in done.stdout
