@@ -1,4 +1,4 @@
-"""playbooks/drift.yml on its way to a host: it never gets there without check mode, and an unreachable host is exit 1."""
+"""playbooks/drift.yml on its way to a host: no further without check mode, and an unreachable host is exit 1."""
 
 from __future__ import annotations
 
