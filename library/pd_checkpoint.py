@@ -42,8 +42,8 @@ options:
   sources:
     description:
       - Where bytes may come from, in order of preference. V(hub); V(dir:///path) on the host, such as an NFS mount;
-        V(controller:///path) on the controller, for small models; V(http://base/) for a mirror, which may be an object
-        store or C(rclone serve http).
+        V(controller:///path) on the controller, for small models; V(http://base/) for a mirror or a public bucket;
+        V(rclone:REMOTE:PATH) for S3 and all else that rclone knows, with O(rclone_config).
       - A source that fails or lies is left for the next one, file by file.
     type: list
     elements: str
@@ -87,11 +87,29 @@ options:
     type: str
     default: https://huggingface.co
   proxy:
-    description: Address of an HTTP proxy. Without it, the environment's.
+    description: Address of an HTTP proxy that asks for no password. Without it, the environment's.
     type: str
   token_file:
     description: File on the host that holds the hub's token. The token itself is never an argument.
     type: path
+  ca_file:
+    description:
+      - File on the host with the certificates to trust for HTTPS. Without it, the system's, or those that
+        C(SSL_CERT_FILE) of the environment names.
+    type: path
+  rclone_config:
+    description: Configuration file of rclone on the host. It names the remotes and holds their keys; it stays there.
+    type: path
+  xet:
+    description:
+      - Whether files that the hub keeps in its xet storage are asked for there first, by C(hf_xet). Off, or where that
+        fails, they come over the hub's HTTP. xet has an address of its own, which O(endpoint) does not change.
+    type: bool
+    default: false
+  xet_python:
+    description: A Python on the host that has C(hf_xet). An engine release brings it.
+    type: path
+    default: /opt/pdstack/current/venv/bin/python
   min_rate:
     description: Bytes per second below which a transfer of a file is given up for the next attempt or source.
     type: int
@@ -269,6 +287,10 @@ SPEC: Dict[str, Any] = {
     "endpoint": {"type": "str", "default": "https://huggingface.co"},
     "proxy": {"type": "str"},
     "token_file": {"type": "path", "no_log": False},
+    "ca_file": {"type": "path"},
+    "rclone_config": {"type": "path"},
+    "xet": {"type": "bool", "default": False},
+    "xet_python": {"type": "path", "default": "/opt/pdstack/current/venv/bin/python"},
     "min_rate": {"type": "int", "default": 65536},
     "stall": {"type": "float", "default": 30.0},
     "run": {"type": "str", "choices": ["inline", "unit"], "default": "inline"},
@@ -301,6 +323,10 @@ def request_of(params: Dict[str, Any]) -> Request:
         endpoint=params["endpoint"],
         proxy=params["proxy"],
         token_file=params["token_file"],
+        ca_file=params["ca_file"],
+        rclone_config=params["rclone_config"],
+        xet=params["xet"],
+        xet_python=params["xet_python"],
         min_rate=float(params["min_rate"]),
         stall=params["stall"],
     )

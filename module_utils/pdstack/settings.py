@@ -37,10 +37,13 @@ class Model:
     )
     source: str = option(
         "hub",
-        "where the files come from: hub, dir:///path on the host, controller:///path, or http(s)://...",
+        "where the files come from: hub, dir:///path on the host, controller:///path, http(s)://..., rclone:REMOTE:PATH",
         "the hub is the only source that everybody has",
-        pattern=r"hub|(dir|controller):///.+|https?://.+",
-        pattern_words="hub, dir:///absolute/path, controller:///absolute/path, or http(s)://address",
+        pattern=r"hub|(dir|controller):///.+|https?://.+|rclone:\w[^:]*:.*",
+        pattern_words="hub, dir:///absolute/path, controller:///absolute/path, http(s)://address, or rclone:REMOTE:PATH",
+    )
+    fallbacks: List[str] = option(
+        list, "sources that stand behind the first one, in order", "one source that has everything is enough"
     )
     served_name: Optional[str] = option(
         None, "the name that clients ask for", "the repository's own name is what clients expect"

@@ -12,8 +12,10 @@ import json
 import os
 import pathlib
 import re
+import select
 import socket
 import socketserver
+import ssl
 import struct
 import sys
 import threading
@@ -21,7 +23,9 @@ import time
 import urllib.parse
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
+from typing import Any, BinaryIO
 
+from hub import xet
 from hub.repository import Repository
 
 CHUNK = 1 << 18
@@ -31,8 +35,9 @@ CHUNK = 1 << 18
 class Fault:
     """What goes wrong with the next ``times`` requests whose path contains ``match``.
 
-    kind: status | drop | hang | trickle | short | announced_short | long | flip | ignore_range |
-    html | moved | gzip | no_length. ``at`` is a fraction of the body.
+    kind: status | drop | cut | hang | trickle | short | announced_short | long | flip | ignore_range |
+    html | moved | gzip | no_length. ``at`` is a fraction of the body. ``cut`` ends the connection after ``byte`` bytes
+    of the answer, its header included, and ``reset`` says whether by RST.
     """
 
     match: str
@@ -44,6 +49,8 @@ class Fault:
     seconds: float = 30.0
     rate: float = 1000.0
     commit: str = "f" * 40
+    byte: int = 0
+    reset: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,14 +63,19 @@ class Seen:
 
 
 class Hub(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """``with Hub(repository) as hub:`` serves in a thread. ``rate`` limits each body, bytes/s."""
+    """``with Hub(repository) as hub:`` serves in a thread. ``rate`` limits each body, bytes/s.
+
+    ``certificate``: PEM file with key and certificate, for TLS. ``xet``: shards are kept in xet too.
+    """
 
     daemon_threads = True
     block_on_close = False
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, *repositories: Repository, address: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, *repositories: Repository, address: str = "127.0.0.1", port: int = 0, certificate: str | None = None
+    ) -> None:
         self.repositories = {item.commit: item for item in repositories}
         self.refs = {"main": repositories[0].commit}
         self.repo = repositories[0].repo
@@ -76,13 +88,21 @@ class Hub(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.redirect_host: str | None = None
         self.extra_tree: list[dict[str, object]] = []
         self.rate: float | None = None
+        self.xet = False
+        self.xet_token = "xet_first"
+        self.tunnels_to: tuple[str, int] | None = None  # where CONNECT leads, whatever it asks for
         self.lock = threading.Lock()
         self.dropped: set[socket.socket] = set()
+        self.tls = certificate is not None
         super().__init__((address, port), _Handler)
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
 
     @property
     def url(self) -> str:
-        return f"http://{self.server_address[0]}:{self.server_address[1]}"
+        return f"{'https' if self.tls else 'http'}://{self.server_address[0]}:{self.server_address[1]}"
 
     @property
     def mirror(self) -> str:
@@ -120,6 +140,29 @@ class Hub(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return [seen for seen in self.log if part in seen.path]
 
 
+class _CutOff(Exception):
+    """The answer ends here."""
+
+
+class _Cut:
+    """A stream that passes on ``left`` bytes and no more."""
+
+    def __init__(self, stream: BinaryIO, left: int) -> None:
+        self._stream = stream
+        self._left = left
+
+    def write(self, data: bytes) -> int:
+        self._stream.write(data[: self._left])
+        self._left -= len(data)
+        if self._left < 0:
+            self._stream.flush()
+            raise _CutOff
+        return len(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Hub
@@ -140,13 +183,31 @@ class _Handler(BaseHTTPRequestHandler):
         with hub.lock:
             hub.log.append(seen)
         fault = hub.fault_for(path)
+        if fault and fault.kind == "cut":
+            whole = self.wfile
+            self.wfile = _Cut(whole, fault.byte)  # type: ignore[assignment]
+            try:
+                self._checked(path, fault, authorization)
+            except _CutOff:
+                self.close_connection = True
+                if fault.reset:
+                    self._reset()
+            finally:
+                self.wfile = whole
+            return None
+        return self._checked(path, fault, authorization)
+
+    def _checked(self, path: str, fault: Fault | None, authorization: str | None) -> None:
+        hub = self.server
         if fault and fault.kind == "status":
             return self._answer(fault.status, b"injected", fault.headers)
         if fault and fault.kind == "hang" and not path.startswith(("/plain/", f"/{hub.repo}/", "/cdn/")):
             time.sleep(fault.seconds)
             return self._answer(500, b"late")
+        if path.startswith("/xet/v1/") and authorization != f"Bearer {hub.xet_token}":
+            return self._answer(401, b"")
         secret = hub.token and authorization != f"Bearer {hub.token}"
-        if secret and not path.startswith("/cdn/"):
+        if secret and not path.startswith(("/cdn/", "/xet/")):
             headers = {"X-Error-Code": hub.gate_error, "X-Error-Message": "Access to this model is restricted."}
             return self._answer(401 if authorization is None else 403, b"{}", headers)
         return self._route(path, fault)
@@ -158,6 +219,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self._revision(path[len(api) + 9 :])
         if path.startswith(api + "tree/"):
             return self._tree(path[len(api) + 5 :])
+        if path.startswith(api + "xet-read-token/") and hub.xet:
+            answer = {"accessToken": hub.xet_token, "exp": int(time.time()) + 3600, "casUrl": f"{hub.url}/xet"}
+            return self._answer(200, json.dumps(answer).encode())
+        if path.startswith("/xet/"):
+            return self._xet(path, fault)
         if match := re.fullmatch(rf"/(?:{hub.repo}|cdn)/resolve/([^/]+)/(.+)", path):
             revision, name = match.groups()
             commit = hub.refs.get(revision, revision)
@@ -188,6 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repository is None:
             return self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         entries = repository.tree() + hub.extra_tree
+        if hub.xet:
+            entries = [{**e, **({"xetHash": xet.name(e["lfs"]["oid"])} if "lfs" in e else {})} for e in entries]
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
         start = int(query.get("cursor", ["0"])[0])
         headers = {}
@@ -225,6 +293,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
         if hub_headers:
             self._hub_headers(repository, name, digests, fault)
+        if not hub_headers:
+            self.send_header("ETag", f'"{digests["git"]}"')
+            self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         if kind == "gzip":
             self.send_header("Content-Encoding", "gzip")
         if kind == "no_length":
@@ -237,6 +308,48 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         with (repository.folder / name).open("rb") as stream:
             return self._body(stream.fileno(), start, count, announced, fault)
+
+    def _xet(self, path: str, fault: Fault | None) -> None:
+        hub = self.server
+        for repository in hub.repositories.values():
+            for name in repository.paths():
+                sha256 = repository.digests(name)["sha256"]
+                if path == f"/xet/v1/reconstructions/{xet.name(sha256)}":
+                    asked, url = self.headers.get("Range"), f"{hub.url}/xet/xorb/{xet.name(sha256)}"
+                    found = xet.reconstruction(sha256, repository.size(name), asked, url)
+                    return self._answer(200, json.dumps(found).encode())
+                if path == f"/xet/xorb/{xet.name(sha256)}":
+                    fd = xet.xorb(repository.folder / name)
+                    first, last = (int(text) for text in self.headers["Range"].removeprefix("bytes=").split("-"))
+                    try:
+                        self.send_response(206)
+                        self.send_header("Content-Range", f"bytes {first}-{last}/{os.fstat(fd).st_size}")
+                        self.send_header("Content-Length", str(last - first + 1))
+                        self.end_headers()
+                        return self._body(fd, first, last - first + 1, last - first + 1, fault)
+                    finally:
+                        os.close(fd)
+        return self._answer(404, b"")
+
+    def do_CONNECT(self) -> None:
+        """Be a proxy for TLS."""
+        hub = self.server
+        with hub.lock:
+            hub.log.append(Seen("CONNECT", self.path, None, False, self.headers.get("Host", "")))
+        self.close_connection = True
+        if hub.tunnels_to is None:
+            return self._answer(502, b"")
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.flush()
+        with socket.create_connection(hub.tunnels_to) as far:
+            pairs = {self.connection: far, far: self.connection}
+            while True:
+                for ready in select.select(list(pairs), [], [])[0]:
+                    data = ready.recv(1 << 16)
+                    if not data:
+                        return None
+                    pairs[ready].sendall(data)
 
     def _hub_headers(self, repository: Repository, name: str, digests: dict[str, str], fault: Fault | None) -> None:
         lfs = name.endswith(".safetensors")
@@ -253,7 +366,7 @@ class _Handler(BaseHTTPRequestHandler):
         stop = int(count * fault.at) if fault and kind in ("drop", "hang", "short") else None
         flip = start + int(count * fault.at) if fault and kind == "flip" else None
         limit = min(count, announced) if stop is None else stop
-        if hub.rate is None and not kind:
+        if hub.rate is None and not kind and not hub.tls:
             self.wfile.flush()
             while limit > 0:
                 done = os.sendfile(self.connection.fileno(), fd, start, min(limit, CHUNK * 16))
@@ -283,8 +396,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         if kind == "drop":
             self.wfile.flush()
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            hub.dropped.add(self.connection)
+            self._reset()
+
+    def _reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.server.dropped.add(self.connection)
 
 
 def main() -> None:

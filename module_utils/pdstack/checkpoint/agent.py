@@ -27,6 +27,7 @@ from .store import Store, load_manifest
 STATE_DIR = "/var/lib/pdstack/checkpoint"
 TOKEN_CREDENTIAL = "hub-token"
 SECRET_CREDENTIAL = "peer-secret"
+RCLONE_CREDENTIAL = "rclone-config"
 FAILED = 1  # a typed failure: it is written to the result, starting again at once would not help
 
 
@@ -67,9 +68,12 @@ def run_job(name: str, state_dir: str, credentials: Optional[str]) -> int:
     """Finish the job ``name``. It is forgotten when it ended, well or not; a kill leaves it for the next start."""
     job = codec.load(Job, load_json(job_path(state_dir, name)))
     request, fan_out = job.request, job.fan_out
-    given = {found: os.path.join(credentials or "", found) for found in (TOKEN_CREDENTIAL, SECRET_CREDENTIAL)}
+    names = (TOKEN_CREDENTIAL, RCLONE_CREDENTIAL, SECRET_CREDENTIAL)
+    given = {found: os.path.join(credentials or "", found) for found in names}
     if credentials and os.path.isfile(given[TOKEN_CREDENTIAL]):
         request = dataclasses.replace(request, token_file=given[TOKEN_CREDENTIAL])
+    if credentials and os.path.isfile(given[RCLONE_CREDENTIAL]):
+        request = dataclasses.replace(request, rclone_config=given[RCLONE_CREDENTIAL])
     if fan_out is None:
         return _finish(name, state_dir, request, World())
     try:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import random
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from .listing import Listing, RepoFile
 from .manifest import Entry, Manifest
 from .peers import Swarm
 from .progress import Progress
-from .request import VERIFY, Request, Result, open_sources
+from .request import VERIFY, Request, Result, check_addresses, check_files, open_sources
 from .sources import HubSource, Source
 from .store import (
     Store,
@@ -68,8 +69,7 @@ class Reconciler:
             raise CheckpointError("bad-input", f"workers {request.workers}", "1 to 64")
         if not os.path.isabs(request.root) or request.root != os.path.normpath(request.root):
             raise CheckpointError("bad-input", f"dest {request.root!r}", "an absolute, normal path")
-        if request.token_file is not None and not os.path.isfile(request.token_file):
-            raise CheckpointError("bad-input", f"token_file {request.token_file} is missing", "a file on this host")
+        check_addresses(request)
 
     # -- the four states ---------------------------------------------------------------------
 
@@ -326,6 +326,7 @@ class Reconciler:
         try:
             fetcher.fetch_all(first, place)
         finally:
+            shutil.rmtree(self.store.scratch, ignore_errors=True)
             if first:
                 save_manifest(self.store.work, base, Manifest(listing, entries))
             self._result.fetched.sort()
@@ -408,9 +409,12 @@ class Reconciler:
 
     def _open_sources(self) -> List[Source]:
         if self._sources is None:
-            self._sources = open_sources(self._request, self._world.transport)
+            check_files(self._request)
+            self._sources = open_sources(self._request, self.store.scratch, self._world.transport)
             if not self._sources:
-                raise CheckpointError("bad-input", "no source", "at least one of hub, dir:///path, http(s)://base")
+                raise CheckpointError(
+                    "bad-input", "no source", "at least one of hub, dir:///path, http(s)://base, rclone:remote:path"
+                )
         return self._sources
 
     def _listing(self) -> Listing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat as stats
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional
@@ -82,6 +83,7 @@ def _remove(store: Store, base: str) -> List[str]:
 
 def _remove_empty(store: Store) -> None:
     """Take away our empty work folders, and the lock where nothing is left to protect."""
+    shutil.rmtree(store.scratch, ignore_errors=True)  # of a run that was killed
     for name in ("staging", "partial", "status", "scrub", "quarantine"):
         with contextlib.suppress(OSError):
             os.rmdir(os.path.join(store.work, name))

@@ -16,11 +16,21 @@ from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Tuple
 
 from .. import codec
-from .agent import SECRET_CREDENTIAL, STATE_DIR, TOKEN_CREDENTIAL, Job, Outcome, job_path, load_json, outcome_path
+from .agent import (
+    RCLONE_CREDENTIAL,
+    SECRET_CREDENTIAL,
+    STATE_DIR,
+    TOKEN_CREDENTIAL,
+    Job,
+    Outcome,
+    job_path,
+    load_json,
+    outcome_path,
+)
 from .errors import CheckpointError
 from .peers import FanOut
 from .progress import write_json
-from .request import Request
+from .request import Request, check_files
 from .store import Store
 
 AGENT = "/usr/local/lib/pdstack/pdstack-checkpoint.pyz"
@@ -30,6 +40,7 @@ MODULES = (
     "codec",
     "checkpoint",
     "checkpoint.agent",
+    "checkpoint.command",
     "checkpoint.errors",
     "checkpoint.fetch",
     "checkpoint.links",
@@ -38,6 +49,7 @@ MODULES = (
     "checkpoint.peers",
     "checkpoint.plan",
     "checkpoint.progress",
+    "checkpoint.rclone",
     "checkpoint.reconcile",
     "checkpoint.request",
     "checkpoint.retire",
@@ -47,6 +59,8 @@ MODULES = (
     "checkpoint.sources",
     "checkpoint.store",
     "checkpoint.transport",
+    "checkpoint.xet",
+    "checkpoint.xet_stream",
 )
 PACKAGES = ("", "checkpoint")
 
@@ -206,6 +220,7 @@ class Service:
 
     def start(self, request: Request, name: str, fan_out: Optional[FanOut] = None) -> bool:
         """Write the job and start its unit without waiting; False where it is under way already."""
+        check_files(request)
         path = job_path(self.state_dir, name)
         if self.active(name):
             with contextlib.suppress(OSError, ValueError):
@@ -217,7 +232,14 @@ class Service:
             os.makedirs(folder, mode=0o755, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(outcome_path(self.state_dir, name))
-        self._credentials(name, request.token_file, fan_out.secret_file if fan_out else None)
+        self._credentials(
+            name,
+            {
+                TOKEN_CREDENTIAL: request.token_file,
+                RCLONE_CREDENTIAL: request.rclone_config,
+                SECRET_CREDENTIAL: fan_out.secret_file if fan_out else None,
+            },
+        )
         write_json(path, codec.dump(Job(request, fan_out)))
         self._systemctl("daemon-reload")
         self._systemctl("enable", unit_name(name))
@@ -294,9 +316,8 @@ class Service:
     def _drop_in(self, name: str) -> str:
         return f"{UNITS}/{unit_name(name)}.d/credentials.conf"
 
-    def _credentials(self, name: str, token_file: Optional[str], secret_file: Optional[str]) -> None:
+    def _credentials(self, name: str, given: Dict[str, Optional[str]]) -> None:
         path = self.prefix + self._drop_in(name)
-        given = {TOKEN_CREDENTIAL: token_file, SECRET_CREDENTIAL: secret_file}
         loads = [f"LoadCredential={key}:{value}" for key, value in given.items() if value]
         if not loads:
             with contextlib.suppress(FileNotFoundError):

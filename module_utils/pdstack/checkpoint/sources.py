@@ -97,7 +97,7 @@ class DirSource:
 
 @dataclass
 class HttpSource:
-    """Files below a base URL: nginx, an object store's bucket, ``rclone serve http``."""
+    """Files below a base URL: nginx, an object store's public bucket, ``rclone serve http``."""
 
     base: str
     transport: Transport
@@ -145,7 +145,7 @@ class HubSource:
         for _ in range(MAX_PAGES):
             if url is None:
                 return listings.from_tree(repo, commit, entries)
-            data, response = get_json(self.transport, url, self._headers())
+            data, response = get_json(self.transport, url, self.headers())
             if not isinstance(data, list):
                 raise SourceError(WRONG, f"{shown(url)}: not a list of files")
             entries.extend(data)
@@ -155,19 +155,19 @@ class HubSource:
     def open(self, file: RepoFile, offset: int) -> Stream:
         quoted = urllib.parse.quote(file.path)
         url = f"{self.endpoint.rstrip('/')}/{self.repo}/resolve/{self.commit}/{quoted}"
-        return ranged(self.transport, url, self._headers(), file, offset, self.commit)
+        return ranged(self.transport, url, self.headers(), file, offset, self.commit)
 
     def resolve(self, revision: str) -> str:
         """Return the commit of a branch or tag. Raises SourceError."""
         quoted = urllib.parse.quote(revision, safe="")
         url = f"{self.endpoint.rstrip('/')}/api/models/{self.repo}/revision/{quoted}"
-        data, _ = get_json(self.transport, url, self._headers())
+        data, _ = get_json(self.transport, url, self.headers())
         commit: Any = data.get("sha") if isinstance(data, dict) else None
         if not isinstance(commit, str) or not listings.is_commit(commit):
             raise SourceError(WRONG, f"{shown(url)}: no commit in the answer")
         return commit
 
-    def _headers(self) -> Dict[str, str]:
+    def headers(self) -> Dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 

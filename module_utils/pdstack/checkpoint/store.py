@@ -67,6 +67,11 @@ class Store:
         return os.path.join(self.work, "scrub", f"{self.name}.json")
 
     @property
+    def scratch(self) -> str:
+        """Of the programs that a source may need; it goes with the run."""
+        return os.path.join(self.work, "scratch")
+
+    @property
     def base(self) -> str:
         """The directory that holds the files now: the published one, else the staging one."""
         return self.final if os.path.isdir(self.final) else self.staging

@@ -87,11 +87,16 @@ class _HttpBody:
 
 @dataclass
 class HttpTransport:
-    """``timeout``: seconds without any byte, also for connecting. ``proxy``: URL, or None for the environment's."""
+    """``timeout``: seconds without any byte, also for connecting.
+
+    ``proxy``: URL, "" for none, None for the environment's. ``ca_file``: certificates to trust, None for the system's
+    (or those of SSL_CERT_FILE in the environment).
+    """
 
     timeout: float = 30.0
     proxy: Optional[str] = None
     source_address: Optional[str] = None
+    ca_file: Optional[str] = None
     _context: Optional[ssl.SSLContext] = field(default=None, repr=False)
 
     def get(self, url: str, headers: Optional[Mapping[str, str]] = None) -> Response:
@@ -172,7 +177,7 @@ class HttpTransport:
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
-            self._context = ssl.create_default_context()
+            self._context = ssl.create_default_context(cafile=self.ca_file)
         return self._context
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import subprocess
 import tempfile
 import threading
 import time
@@ -100,6 +101,33 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 def hub(toy: Repository) -> Iterator[Hub]:
     with Hub(toy) as server:
         yield server
+
+
+@dataclasses.dataclass
+class Tls:
+    """``server``: PEM file with a key and a certificate for 127.0.0.1 and hub.invalid; ``ca``: who vouches for it."""
+
+    server: str
+    ca: str
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """An authority that nobody else trusts."""
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*words: str) -> None:
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+        subprocess.run(["openssl", "req", "-x509", *key, *words], cwd=folder, check=True, capture_output=True)
+
+    usage = ["-addext", "keyUsage=critical,keyCertSign"]
+    openssl("-subj", "/CN=tests' authority", *usage, "-keyout", "ca.key", "-out", "ca.pem")
+    names = "subjectAltName=IP:127.0.0.1,DNS:hub.invalid"
+    leaf = ["-addext", names, "-addext", "basicConstraints=critical,CA:FALSE", "-CA", "ca.pem", "-CAkey", "ca.key"]
+    openssl("-subj", "/CN=tests", *leaf, "-keyout", "server.key", "-out", "server.crt")
+    server = folder / "server.pem"
+    server.write_text((folder / "server.key").read_text() + (folder / "server.crt").read_text())
+    return Tls(str(server), str(folder / "ca.pem"))
 
 
 @pytest.fixture
