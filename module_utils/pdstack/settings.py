@@ -37,10 +37,10 @@ class Model:
     )
     source: str = option(
         "hub",
-        "where the files come from: hub, dir:///path on the host, controller:///path, http(s)://..., rclone:REMOTE:PATH",
+        "where the files come from: hub, dir:///path, controller:///path, http(s)://... or rclone:REMOTE:PATH",
         "the hub is the only source that everybody has",
         pattern=r"hub|(dir|controller):///.+|https?://.+|rclone:\w[^:]*:.*",
-        pattern_words="hub, dir:///absolute/path, controller:///absolute/path, http(s)://address, or rclone:REMOTE:PATH",
+        pattern_words="hub, dir:///absolute/path, controller:///absolute/path, http(s)://address or rclone:REMOTE:PATH",
     )
     fallbacks: List[str] = option(
         list, "sources that stand behind the first one, in order", "one source that has everything is enough"
