@@ -58,6 +58,8 @@ class FilterModule:
             "pd_instances_of": service.instances_of,
             "pd_nixl_pairs": nixl_pairs,
             "pd_routers_of": service.routers_of,
+            "pd_service_credentials": service.credentials,
+            "pd_credential_names": service.credential_names,
             "pd_service_files": service.files,
             "pd_service_engine_targets": service.engine_targets,
             "pd_service_live": service.live,

@@ -86,6 +86,20 @@ class Router:
 
 
 @dataclass(frozen=True)
+class SecurityRef:
+    """What is protected and how: that a key exists, never its value."""
+
+    api_key: bool = False
+    admin_key: str = "random"  # given | random: each host makes one
+    tls: str = "off"  # off | given | own
+    tls_names: List[str] = field(default_factory=list)
+    firewall: bool = False
+    client_networks: List[str] = field(default_factory=list)  # [] is everybody
+    metrics_networks: List[str] = field(default_factory=list)
+    open_ports: List[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Plan:
     release: str
     profile: str
@@ -94,6 +108,7 @@ class Plan:
     instances: List[Instance]
     routers: List[Router]
     info_path: str = "/server_info"  # where an engine of this release tells its own configuration
+    security: SecurityRef = field(default_factory=SecurityRef)
     kernel_extension: bool = False  # whether any instance loads the bundle's own kernels
     notes: List[str] = field(default_factory=list)
     schema: int = SCHEMA

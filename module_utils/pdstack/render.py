@@ -8,7 +8,7 @@ from . import checks, communication, cpulist, flags, placement
 from .communication import Choices
 from .intent import Host, Intent
 from .placement import Cpus
-from .plan_types import JIT_DIR, MODELS_DIR, GpuRef, Instance, ModelRef, Router, Seat, Why, Worker
+from .plan_types import JIT_DIR, MODELS_DIR, GpuRef, Instance, ModelRef, Router, Seat, SecurityRef, Why, Worker
 
 CPU_BOOTSTRAP_TIMEOUT_S = 10
 CPU_WAITING_TIMEOUT_S = 30
@@ -21,6 +21,21 @@ def model(intent: Intent) -> ModelRef:
     wanted = intent.model
     path = f"{MODELS_DIR}/{wanted.repo.replace('/', '--')}@{wanted.revision}"
     return ModelRef(wanted.repo, wanted.revision, path, wanted.served_name or wanted.repo)
+
+
+def security(intent: Intent) -> SecurityRef:
+    """Return what is protected, without the values of keys."""
+    wanted = intent.settings.security
+    return SecurityRef(
+        api_key=wanted.api_key is not None,
+        admin_key="random" if wanted.admin_api_key is None else "given",
+        tls=wanted.tls,
+        tls_names=list(wanted.tls_names),
+        firewall=wanted.firewall,
+        client_networks=list(wanted.client_networks),
+        metrics_networks=list(wanted.metrics_networks),
+        open_ports=sorted(wanted.firewall_open_ports),
+    )
 
 
 def instance(intent: Intent, seat: Seat, cpus: Cpus, peers: Sequence[Seat]) -> Instance:

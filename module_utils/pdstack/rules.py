@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from typing import Any, FrozenSet, List, Mapping, Optional, Tuple
 
 from . import engine_options, flags, options
 from .refusal import Refusal
-from .settings import Settings
+from .settings import Security, Settings
 
 
 def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal]:
@@ -95,16 +97,7 @@ def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal
                 "set pd_release to one of them, or pd_speculative.algorithm: none",
             )
         )
-    found += [
-        Refusal(
-            f"pd_security.{name}",
-            "set",
-            "left out: this version does not realise it, and a key that protects nothing is worse than none",
-            "remove it; admit only your own machines to the router's port, and only these hosts to each other's",
-        )
-        for name, value in vars(settings.security).items()
-        if value
-    ]
+    found += _security(settings.security)
     if settings.router.health_timeout_s > settings.router.health_interval_s:
         found.append(
             Refusal(
@@ -114,6 +107,54 @@ def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal
                 "lower health_timeout_s or raise health_interval_s",
             )
         )
+    return found
+
+
+def _security(security: Security) -> List[Refusal]:
+    found: List[Refusal] = []
+    if security.api_key is not None and security.api_key == security.admin_api_key:
+        found.append(
+            Refusal(
+                "pd_security.admin_api_key",
+                "the same as api_key (not shown)",
+                "a key that clients do not have",
+                "leave it out, and each host makes its own",
+            )
+        )
+    files = {"tls_cert_file": security.tls_cert_file, "tls_key_file": security.tls_key_file}
+    for name, path in files.items():
+        if security.tls == "given" and not path:
+            found.append(
+                Refusal(f"pd_security.{name}", "nothing", "a file on the controller, for tls: given", f"set {name}")
+            )
+        elif security.tls != "given" and path:
+            found.append(
+                Refusal(f"pd_security.{name}", f"set, with tls: {security.tls}", "tls: given", "set pd_security.tls")
+            )
+    for name in security.tls_names:
+        if not re.fullmatch(r"[A-Za-z0-9.:*-]{1,253}", name):
+            found.append(
+                Refusal("pd_security.tls_names", repr(name), "a host name or an IP address", "write one for each item")
+            )
+    for variable in ("client_networks", "metrics_networks"):
+        for text in getattr(security, variable):
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as error:
+                found.append(
+                    Refusal(f"pd_security.{variable}", str(error), "a network or an address", "such as 10.1.0.0/16")
+                )
+    if not security.firewall:
+        found += [
+            Refusal(f"pd_security.{name}", "set, with firewall: false", "a firewall that obeys it", f"remove {name}")
+            for name in ("client_networks", "metrics_networks", "firewall_open_ports")
+            if getattr(security, name)
+        ]
+    found += [
+        Refusal("pd_security.firewall_open_ports", str(port), "1 to 65535", "write a port number")
+        for port in security.firewall_open_ports
+        if not 1 <= port <= 65535
+    ]
     return found
 
 

@@ -12,6 +12,7 @@ UNIT_FOLDER = "/etc/systemd/system"
 CONFIG_FOLDER = "/etc/pdstack"
 # Keys and the router's certificate, mode 0600 root: for systemd, which hands them to units, and for our modules.
 CREDENTIALS = f"{CONFIG_FOLDER}/credentials"
+LAUNCHER = "/opt/pdstack/launch.py"
 CURRENT = "/opt/pdstack/current"
 # A release that was repaired in place keeps its link; its manifest is new.
 RELEASE = (CURRENT, f"{CURRENT}/manifest.json")
@@ -42,6 +43,7 @@ def files(
         found.append(_file(f"{CONFIG_FOLDER}/baseline.json", _json(hardware)))
     if instances_of(plan, host) or routers_of(plan, host):
         found.append(_file(f"{UNIT_FOLDER}/pd.target", unit_texts["pd.target"]))
+        found.append(_file(LAUNCHER, unit_texts["launch.py"]))
     for role in sorted({instance["role"] for instance in instances_of(plan, host)}):
         found.append(_file(f"{UNIT_FOLDER}/pd-{role}@.service", unit_texts[f"pd-{role}@.service"]))
     for instance in instances_of(plan, host):
@@ -71,13 +73,15 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
                     *_by_hand(instance["unit"], f"pd-{instance['role']}@.service"),
                     f"{CONFIG_FOLDER}/instances/{instance['name']}.yaml",
                     f"{CONFIG_FOLDER}/instances/{instance['name']}.env",
+                    LAUNCHER,
+                    *(f"{CREDENTIALS}/{name}" for name in credential_names(plan, "engine")),
                     *RELEASE,
                     KERNELS,
                 ],
             }
         )
     for router in routers_of(plan, host):
-        found.append({"name": router["unit"], "set": "", "files": _router_files(router["unit"])})
+        found.append({"name": router["unit"], "set": "", "files": _router_files(plan, router["unit"])})
     if found:
         found.append({"name": "pd.target", "set": "", "files": []})
     return found
@@ -91,11 +95,33 @@ def live(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
     ] + [{"unit": item["unit"], "env": item["env"]} for item in routers_of(plan, host)]
 
 
+def credential_names(plan: Mapping[str, Any], program: str) -> List[str]:
+    """Return the names of the credentials that an engine or a router needs."""
+    security = plan["security"]
+    found = (["api_key"] if security["api_key"] else []) + ["admin_key"]
+    return found + (["tls_cert", "tls_key"] if program == "router" and security["tls"] != "off" else [])
+
+
+def credentials(plan: Mapping[str, Any], host: str, values: Mapping[str, str]) -> Dict[str, Any]:
+    """Return the credentials of a host, as pd_credentials takes them. ``values`` are those that the operator gave."""
+    security, routers = plan["security"], routers_of(plan, host)
+    names = set(credential_names(plan, "engine") if instances_of(plan, host) else [])
+    names |= set(credential_names(plan, "router") if routers else [])
+    random = ["admin_key"] if "admin_key" in names and security["admin_key"] == "random" else []
+    own = bool(routers) and security["tls"] == "own"
+    given = sorted(names - set(random) - ({"tls_cert", "tls_key"} if own else set()))
+    return {
+        "given": {name: values[name] for name in given},
+        "random": random,
+        "certificate": [host, *(item["address"] for item in routers), *security["tls_names"]] if own else [],
+    }
+
+
 def engine_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
     """Return the engines of a host, as pd_service_wait takes them."""
     found = []
     for item in instances_of(plan, host):
-        target = _target(plan, item, "worker_key")
+        target = _target(plan, item)
         found.append({**target, "url": f"{target['base']}/health", "alive_url": f"{target['base']}/v1/models"})
     return found
 
@@ -108,7 +134,7 @@ def router_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
     """
     found = []
     for item in routers_of(plan, host):
-        target = _target(plan, item, "client_key")
+        target = _target(plan, item)
         found.append({**target, "url": f"{target['base']}/readiness", "alive_url": ""})
     return found
 
@@ -153,20 +179,19 @@ def _unit_folder(instance: Mapping[str, Any]) -> str:
     return f"{UNIT_FOLDER}/{instance['unit']}.d"
 
 
-def _target(plan: Mapping[str, Any], item: Mapping[str, Any], key: str) -> Dict[str, str]:
+def _target(plan: Mapping[str, Any], item: Mapping[str, Any]) -> Dict[str, str]:
     """Return how an engine or a router is reached from its own host.
 
     ``key_file`` opens what clients use, ``admin_key_file`` what changes the server (flush, profile, workers).
     """
-    security = plan.get("security") or {}
-    key_file = f"{CREDENTIALS}/{key}" if security.get(key) else ""
-    tls = bool(security.get("tls")) and key == "client_key"
+    security = plan["security"]
+    tls = security["tls"] != "off" and item in plan["routers"]
     return {
         "name": item["name"],
         "unit": item["unit"],
         "base": f"{'https' if tls else 'http'}://{_in_url(item['address'])}:{item['ports']['http']}",
-        "key_file": key_file,
-        "admin_key_file": f"{CREDENTIALS}/admin_key" if security.get("admin_key") else key_file,
+        "key_file": f"{CREDENTIALS}/api_key" if security["api_key"] else "",
+        "admin_key_file": f"{CREDENTIALS}/admin_key",
         "ca_file": f"{CREDENTIALS}/tls_pin" if tls else "",
     }
 
@@ -175,8 +200,9 @@ def _in_url(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _router_files(unit: str) -> List[str]:
-    return [f"{UNIT_FOLDER}/{unit}", f"{UNIT_FOLDER}/{unit}.d", *_by_hand(unit), *RELEASE]
+def _router_files(plan: Mapping[str, Any], unit: str) -> List[str]:
+    keys = [f"{CREDENTIALS}/{name}" for name in credential_names(plan, "router")]
+    return [f"{UNIT_FOLDER}/{unit}", f"{UNIT_FOLDER}/{unit}.d", *_by_hand(unit), LAUNCHER, *keys, *RELEASE]
 
 
 def _by_hand(*units: str) -> List[str]:

@@ -244,26 +244,60 @@ class Speculative:
     )
 
 
+_KEY = {
+    "secret": True,
+    "pattern": r"[A-Za-z0-9._~+/=-]{16,256}",
+    "pattern_words": "16 to 256 of A-Z a-z 0-9 . _ ~ + / = -",
+}
+
+
 @dataclass(frozen=True)
 class Security:
-    """Keys, TLS and firewall: named, so that they cannot be misspelt later, and refused until they are realised."""
+    """Keys, TLS and firewall (docs/security.md). Values of keys come from a vault or a file and enter no plan."""
 
     api_key: Optional[str] = option(
-        None, "key that clients must send", "not realised yet: open to whoever reaches the router", secret=True
+        None,
+        "key that clients send as a bearer token; the router passes it on, and engines ask for it too",
+        "none: whoever reaches the router's port may use the model, see client_networks",
+        **_KEY,
     )
     admin_api_key: Optional[str] = option(
-        None, "key of the engines' admin endpoints", "not realised yet: open to whoever reaches them", secret=True
+        None,
+        "key of what changes a server: the router's workers; flush, profile and weights of an engine",
+        "auto: each host makes one of its own, so that nothing of the kind is ever open",
+        auto=True,
+        **_KEY,
+    )
+    tls: str = option(
+        "off",
+        "the router's certificate: off, given, or own (self-signed, made on each router host, renewed by a re-run)",
+        "a certificate that your clients trust has to come from you",
+        choices=("off", "given", "own"),
     )
     tls_cert_file: Optional[str] = option(
-        None, "certificate of the router on the controller", "not realised yet: plain HTTP"
+        None, "certificate chain on the controller, PEM, the router's own first", "for tls: given"
     )
     tls_key_file: Optional[str] = option(
-        None, "private key of that certificate on the controller", "not realised yet: plain HTTP"
+        None, "private key of that certificate on the controller, PEM, without a password", "for tls: given"
+    )
+    tls_names: List[str] = option(
+        list, "further names and addresses in an own certificate", "it has the host's name and its service address"
     )
     firewall: bool = option(
-        False,
-        "admit only router and peers to worker, bootstrap and NIXL ports",
-        "not realised yet: close them yourself",
+        True,
+        "admit only hosts of this inventory to the ports of engines and to the router's metrics (nftables)",
+        "bootstrap and NIXL have no authentication; ports of other programs and other tables stay as they are",
+    )
+    client_networks: List[str] = option(
+        list, "networks that may reach the router's port, such as 10.0.0.0/8", "all: the router is what clients use"
+    )
+    metrics_networks: List[str] = option(
+        list, "networks that may read metrics of engines and router", "only hosts of this inventory"
+    )
+    firewall_open_ports: List[int] = option(
+        list,
+        "TCP ports of other programs on GPU hosts that stay open to all",
+        "engines choose ports from 22000 to 29999 and from 32768 up, so these are closed to strangers",
     )
 
 
@@ -298,7 +332,7 @@ class Settings:
     kernel_extension: str = option(
         "auto", "the bundle's own sm_120 kernels", "on where hardware and release fit", choices=("auto", "on", "off")
     )
-    security: Security = option(Security, "keys, TLS, firewall", "firewall on")
+    security: Security = option(Security, "keys, TLS, firewall", "firewall on, admin key made by each host")
     probe_measure: bool = option(
         False, "measure P2P bandwidth in the probe (idle GPUs only)", "copies load the PCIe links"
     )

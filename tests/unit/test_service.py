@@ -18,7 +18,9 @@ TEXTS = {
     "pd-decode@.service": "decode\n",
     "pd-aggregated@.service": "aggregated\n",
     "pd-router.service": "router\n",
+    "launch.py": "launch\n",
 }
+OPEN = {"api_key": False, "admin_key": "random", "tls": "off", "tls_names": []}
 
 
 def instance(role: str, index: int, host: str, **changes: Any) -> dict[str, Any]:
@@ -53,6 +55,7 @@ def instance(role: str, index: int, host: str, **changes: Any) -> dict[str, Any]
 
 PLAN: dict[str, Any] = {
     "release": "r",
+    "security": OPEN,
     "instances": [instance("decode", 0, "a"), instance("prefill", 0, "a"), instance("decode", 1, "b")],
     "routers": [
         {
@@ -77,6 +80,7 @@ def test_a_host_gets_the_files_of_its_own_instances() -> None:
     assert paths("a") == {
         "/etc/pdstack/plan.json",
         "U/pd.target",
+        "/opt/pdstack/launch.py",
         "U/pd-prefill@.service",
         "U/pd-decode@.service",
         "U/pd-prefill@0.service.d",
@@ -127,7 +131,7 @@ def test_every_file_of_an_instance_makes_its_unit_stale() -> None:
     assert {path for path in files if not any(fnmatch.fnmatch(path, pattern) for pattern in watched)} == set()
     others = {pattern for pattern in watched if not any(fnmatch.fnmatch(path, pattern) for path in files)}
     by_hand = {path for path in others if path.endswith(".service.d")}
-    assert others - by_hand == {*service.RELEASE, service.KERNELS}
+    assert others - by_hand == {*service.RELEASE, service.KERNELS, f"{service.CREDENTIALS}/admin_key"}
 
 
 @pytest.mark.parametrize(
@@ -191,23 +195,48 @@ def test_shell_agrees_on_quoting() -> None:
     assert done.stdout == PLAN["instances"][0]["env"]["QUOTED"]
 
 
+SECURED = {**PLAN, "security": {**OPEN, "api_key": True, "tls": "own", "tls_names": ["pd.example"]}}
+VALUES = {"api_key": "client", "admin_key": "", "tls_cert": "", "tls_key": ""}
+
+
 def test_targets_name_the_files_of_keys_and_certificate_and_never_hold_one() -> None:
-    secured = {**PLAN, "security": {"client_key": True, "worker_key": True, "admin_key": True, "tls": "own"}}
-    engine, router = service.targets(secured, "b")
+    engine, router = service.targets(SECURED, "b")
     folder = service.CREDENTIALS
     assert (engine["base"], engine["key_file"], engine["ca_file"]) == (
         "http://10.0.0.1:30001",
-        f"{folder}/worker_key",
+        f"{folder}/api_key",
         "",
     )
-    assert engine["admin_key_file"] == f"{folder}/admin_key"
+    assert engine["admin_key_file"] == router["admin_key_file"] == f"{folder}/admin_key"
     assert (router["url"], router["key_file"], router["ca_file"]) == (
         "https://10.0.0.2:8000/readiness",
-        f"{folder}/client_key",
+        f"{folder}/api_key",
         f"{folder}/tls_pin",
     )
     for target in service.targets(PLAN, "b"):
-        assert (target["key_file"], target["admin_key_file"], target["ca_file"]) == ("", "", "")
+        assert (target["key_file"], target["ca_file"]) == ("", "")
+
+
+def test_each_host_gets_the_credentials_of_its_own_programs() -> None:
+    engine = service.credentials(SECURED, "a", VALUES)
+    assert engine == {"given": {"api_key": "client"}, "random": ["admin_key"], "certificate": []}
+    router = service.credentials(SECURED, "b", VALUES)
+    assert router == {**engine, "certificate": ["b", "10.0.0.2", "pd.example"]}
+    given = {**PLAN, "security": {**OPEN, "admin_key": "given", "tls": "given"}}
+    assert set(service.credentials(given, "b", VALUES)["given"]) == {"admin_key", "tls_cert", "tls_key"}
+    assert set(service.credentials(given, "a", VALUES)["given"]) == {"admin_key"}
+    assert service.credentials(SECURED, "c", VALUES) == {"given": {}, "random": [], "certificate": []}
+
+
+def test_a_changed_key_makes_exactly_the_units_stale_that_use_it() -> None:
+    users: dict[str, set[str]] = {}
+    for host in ("a", "b"):
+        for unit in service.units(SECURED, host):
+            for path in unit["files"]:
+                users.setdefault(path.removeprefix(service.CREDENTIALS + "/"), set()).add(f"{unit['name']} on {host}")
+    engines = {"pd-decode@0.service on a", "pd-prefill@0.service on a", "pd-decode@1.service on b"}
+    assert users["api_key"] == users["admin_key"] == {*engines, "pd-router.service on b"}
+    assert users["tls_cert"] == users["tls_key"] == {"pd-router.service on b"}
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:

@@ -9,11 +9,17 @@ def show(host, unit: str, name: str) -> str:
     return host.check_output(f"systemctl show --value -p {name} '{unit}'")
 
 
-def curl(host, item, path: str, body: dict | None = None) -> tuple[int, str]:
-    """Ask an instance or router of the plan from this host; return the status and the body."""
+def curl(host, plan, item, path: str, body: dict | None = None, key: str = "api_key") -> tuple[int, str]:
+    """Ask an instance or router of the plan from this host; return the status and the body.
+
+    The key goes in by standard input, so that no process list has it.
+    """
     data = f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'" if body else ""
-    url = f"http://{item['address']}:{item['ports']['http']}{path}"
-    answer, _, status = host.check_output(f"curl -sS -m 60 -w '\\n%{{http_code}}' {data} {url}").rpartition("\n")
+    tls = plan["security"]["tls"] != "off" and item in plan["routers"]
+    url = f"{'https' if tls else 'http'}://{item['address']}:{item['ports']['http']}{path}"
+    header = f"printf 'Authorization: Bearer '; cat /etc/pdstack/credentials/{key} 2>/dev/null"
+    command = f"({header}) | curl -sS -k -m 60 -H @- -w '\\n%{{http_code}}' {data} {url}"
+    answer, _, status = host.check_output(command).rpartition("\n")
     return int(status), answer
 
 
@@ -25,14 +31,14 @@ def complete(host, plan, prompt: str, stream: bool = False) -> str:
         "temperature": 0,
         "stream": stream,
     }
-    status, answer = curl(host, plan["routers"][0], "/v1/completions", body)
+    status, answer = curl(host, plan, plan["routers"][0], "/v1/completions", body)
     assert status == 200, answer
     return answer
 
 
-def metric(host, item, name: str) -> float:
+def metric(host, plan, item, name: str) -> float:
     """The sum of an engine's metric over its labels."""
-    lines = curl(host, item, "/metrics")[1].splitlines()
+    lines = curl(host, plan, item, "/metrics")[1].splitlines()
     values = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
     assert values, f"{item['name']} has no metric {name}"
     return sum(values)
@@ -106,16 +112,18 @@ def test_the_same_answer_plain_and_streamed(host, plan):
 def test_a_request_goes_through_prefill_and_decode(host, plan):
     """Each engine counts the request, and decode takes none that has not come by the router."""
     pair = [next(i for i in plan["instances"] if i["role"] == role) for role in ("prefill", "decode")]
-    assert curl(host, pair[1], "/generate", {"text": "x"})[0] == 400
+    assert curl(host, plan, pair[1], "/generate", {"text": "x"})[0] == 400
     counter = "sglang:e2e_request_latency_seconds_count"
     complete(host, plan, "a first request, so that every counter exists")
-    before = [metric(host, item, counter) for item in pair]
+    before = [metric(host, plan, item, counter) for item in pair]
     complete(host, plan, "a request that both sides count")
-    assert [metric(host, item, counter) - old for item, old in zip(pair, before, strict=True)] == [1, 1]
+    assert [metric(host, plan, item, counter) - old for item, old in zip(pair, before, strict=True)] == [1, 1]
 
 
 def test_router_knows_both_workers_as_healthy(host, plan):
-    workers = json.loads(curl(host, plan["routers"][0], "/workers")[1])["workers"]
+    if plan["routers"][0]["host"] != host.backend.get_hostname():
+        return  # only that host has the key
+    workers = json.loads(curl(host, plan, plan["routers"][0], "/workers", key="admin_key")[1])["workers"]
     assert {worker["url"] for worker in workers if worker["is_healthy"]} == {
         f"http://{item['address']}:{item['ports']['http']}" for item in plan["instances"]
     }

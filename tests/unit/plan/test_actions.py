@@ -162,7 +162,7 @@ def test_secrets_stay_out_of_every_output(play: Callable[..., Done], tmp_path: p
         "encrypt_string",
         "--vault-password-file",
         tmp_path / "password",
-        "s3cret-key",
+        "s3cret-key-of-clients",
         "--name",
         "x",
     ]
@@ -178,7 +178,7 @@ def test_secrets_stay_out_of_every_output(play: Callable[..., Done], tmp_path: p
     group.mkdir(parents=True)
     (group / "vault.yml").write_text(shown.stdout.replace("x:", "vault_key:", 1))
     words = ("--vault-password-file", str(tmp_path / "password"), "-vvv", "--diff")
-    beside = {**GOOD, "some_other_secret": "{{ vault_key }}"}
+    beside = {**GOOD, "some_other_secret": "{{ vault_key }}", "pd_security": {"api_key": "{{ vault_key }}"}}
     done = play(beside, VALIDATE, planning(tmp_path), SHOW, words=words)
     assert done.rc == 0, done.text
     assert "s3cret-key" not in done.text

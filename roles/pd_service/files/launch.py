@@ -1,0 +1,118 @@
+"""Start an engine or a router with the keys that systemd hands to its unit.
+
+    launch.py engine|router ARGUMENT...
+
+Both programs take keys as arguments, which every user of a host can read, so they are set here once the arguments
+have been parsed. PDSTACK_CREDENTIALS names those that must be there: without one of them nothing starts. An engine
+writes its whole configuration to its log and tells it at /server_info and elsewhere, keys included; both are kept back
+here, in the processes that it spawns too, since each of them imports this file first.
+"""
+
+import logging
+import os
+import sys
+
+ENGINE_FIELDS = {"api_key": "api_key", "admin_key": "admin_api_key"}
+HIDDEN = "(not shown)"
+
+
+def credentials():
+    """Return the unit's credentials by name; end the process when one is missing."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    found = {}
+    for name in os.environ.get("PDSTACK_CREDENTIALS", "").split():
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                found[name] = file.read().strip()
+        except OSError as error:
+            sys.exit(
+                f"launch.py: no credential {name} from systemd ({error.strerror}): nothing starts without its keys"
+            )
+    return found
+
+
+def hide_in_logs(secrets):
+    """Let no log record carry one of these, whoever writes it and whatever handler is installed later."""
+    make = logging.getLogRecordFactory()
+
+    def hide(text):
+        for secret in secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    def hide_argument(value):
+        text = str(value)
+        return hide(text) if any(secret in text for secret in secrets) else value
+
+    def record(*args, **kwargs):
+        made = make(*args, **kwargs)
+        made.msg = hide_argument(made.msg)
+        if isinstance(made.args, tuple):
+            made.args = tuple(hide_argument(value) for value in made.args)
+        elif isinstance(made.args, dict):  # a lone mapping names its values, or is one value
+            made.args = {name: hide_argument(value) for name, value in made.args.items()}
+        return made
+
+    logging.setLogRecordFactory(record)
+
+
+class HideInAnswers:
+    """ASGI: blank the keys in whatever the server tells of itself. Completions carry no configuration and pass."""
+
+    def __init__(self, app, secrets):
+        self.app = app
+        self.secrets = [secret.encode() for secret in secrets]
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http" or scope["path"].startswith(("/v1/", "/generate")):
+            await self.app(scope, receive, send)
+            return
+
+        async def send_hidden(message):
+            body = message.get("body", b"")
+            if any(secret in body for secret in self.secrets):
+                for secret in self.secrets:
+                    body = body.replace(secret, b"*" * len(secret))  # as long as before: its length is announced
+                message = {**message, "body": body}
+            await send(message)
+
+        await self.app(scope, receive, send_hidden)
+
+
+def engine(keys):
+    """What `python -m sglang.launch_server` does, with the keys."""
+    from sglang import launch_server
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    arguments = launch_server.prepare_server_args(sys.argv[2:])
+    for name, field in ENGINE_FIELDS.items():
+        setattr(arguments, field, keys.get(name))
+    http_server.app.add_middleware(HideInAnswers, secrets=list(keys.values()))
+    try:
+        launch_server.run_server(arguments)
+    finally:
+        launch_server.kill_process_tree(os.getpid(), include_parent=False)
+
+
+def router(keys):
+    """What `python -m sglang_router.launch_router` does, with the keys and the certificate."""
+    from sglang_router import launch_router
+
+    arguments = launch_router.parse_router_args(sys.argv[2:])
+    arguments.api_key = keys.get("api_key")
+    if "admin_key" in keys:
+        arguments.control_plane_api_keys = [("admin", "admin", keys["admin_key"], "admin")]
+    if "tls_cert" in keys:
+        folder = os.environ["CREDENTIALS_DIRECTORY"]
+        arguments.server_cert_path = os.path.join(folder, "tls_cert")
+        arguments.server_key_path = os.path.join(folder, "tls_key")
+    launch_router.launch_router(arguments)
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    KEYS = credentials()
+    hide_in_logs([value for name, value in KEYS.items() if name in ENGINE_FIELDS])
+if __name__ == "__main__":
+    {"engine": engine, "router": router}[sys.argv[1]](KEYS)

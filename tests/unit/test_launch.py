@@ -1,0 +1,77 @@
+"""launch.py: keys come from systemd's folder, and leave neither by a log nor by an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+KEY = "client-key-0123456789"
+
+
+@pytest.fixture
+def launch(project_root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("launch", project_root / "roles/pd_service/files/launch.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_missing_credential_ends_the_process(launch, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PDSTACK_CREDENTIALS", "api_key admin_key")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    (tmp_path / "api_key").write_text(KEY + "\n")
+    with pytest.raises(SystemExit, match="no credential admin_key"):
+        launch.credentials()
+    (tmp_path / "admin_key").write_text("other")
+    assert launch.credentials() == {"api_key": KEY, "admin_key": "other"}
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    stream, before = io.StringIO(), logging.getLogRecordFactory()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("pdstack-test")
+    logger.addHandler(handler)
+    yield stream
+    logger.removeHandler(handler)
+    logging.setLogRecordFactory(before)
+
+
+def test_no_log_record_carries_a_key(launch, log) -> None:
+    launch.hide_in_logs([KEY])
+    logger = logging.getLogger("pdstack-test")
+    logger.warning(f"server_args=ServerArgs(api_key='{KEY}')")
+    logger.warning("args %s and %d of %r", {"api_key": KEY}, 7, [KEY])
+    logger.warning("%(key)s", {"key": KEY})
+    logger.warning("%s", {"key": [KEY]})
+    assert KEY not in log.getvalue()
+    assert log.getvalue().splitlines()[0] == "server_args=ServerArgs(api_key='(not shown)')"
+    assert " and 7 of " in log.getvalue()
+
+
+@pytest.mark.parametrize(("path", "hidden"), [("/server_info", True), ("/v1/completions", False)])
+def test_a_servers_account_of_itself_lacks_the_keys_and_keeps_its_length(launch, path, hidden) -> None:
+    body = f'{{"api_key": "{KEY}", "port": 1}}'.encode()
+    sent: list[dict[str, Any]] = []
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(launch.HideInAnswers(app, [KEY])({"type": "http", "path": path}, None, send))
+    assert (KEY.encode() in sent[1]["body"]) is not hidden
+    assert len(sent[1]["body"]) == len(body)
