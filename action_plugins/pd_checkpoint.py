@@ -22,13 +22,14 @@ from ansible.module_utils.pdstack.checkpoint.errors import CheckpointError, Sour
 from ansible.module_utils.pdstack.checkpoint.progress import Status
 from ansible.module_utils.pdstack.checkpoint.request import report
 from ansible.module_utils.pdstack.checkpoint.service import secret_path
-from ansible.module_utils.pdstack.checkpoint.sources import HUB_ENDPOINT, DirSource, HubSource
+from ansible.module_utils.pdstack.checkpoint.sources import HUB_ENDPOINT, DirSource, HubSource, patiently
 from ansible.module_utils.pdstack.checkpoint.transport import HttpTransport
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 SCHEME = "controller"
 POLL = (0.3, 0.5, 1.0, 2.0, 3.0, 5.0)  # seconds between looks; the last one repeats
+ATTEMPTS = 6  # to look a branch up at a hub that is busy or ill
 LOST_LOOKS = 60  # looks without an answer, or at a stopped unit, before the wait is given up
 display = Display()
 
@@ -192,7 +193,8 @@ def run_commit(args: dict[str, Any]) -> str:
     def ask() -> str:
         web = HttpTransport(proxy=args.get("proxy"))
         endpoint = str(args.get("endpoint") or HUB_ENDPOINT)
-        return HubSource(repo, "", web, endpoint, os.environ.get("HF_TOKEN")).resolve(revision)
+        hub = HubSource(repo, "", web, endpoint, os.environ.get("HF_TOKEN"))
+        return patiently(lambda: hub.resolve(revision), ATTEMPTS, time.sleep)
 
     try:
         listings.check_repo(repo)

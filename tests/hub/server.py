@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any, BinaryIO
@@ -82,12 +83,14 @@ class Hub(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.faults: list[Fault] = []
         self.log: list[Seen] = []
         self.sent = 0  # bytes of bodies of files
+        self.wrote = 0  # bytes of the last answer that a cut did not reach, its header included
         self.token: str | None = None
         self.gate_error = "GatedRepo"
         self.page_size = 1000
         self.redirect_host: str | None = None
         self.extra_tree: list[dict[str, object]] = []
         self.rate: float | None = None
+        self.on_request: Callable[[str], object] = lambda path: None
         self.xet = False
         self.xet_token = "xet_first"
         self.tunnels_to: tuple[str, int] | None = None  # where CONNECT leads, whatever it asks for
@@ -149,12 +152,12 @@ class _Cut:
 
     def __init__(self, stream: BinaryIO, left: int) -> None:
         self._stream = stream
-        self._left = left
+        self.left = left
 
     def write(self, data: bytes) -> int:
-        self._stream.write(data[: self._left])
-        self._left -= len(data)
-        if self._left < 0:
+        self._stream.write(data[: max(0, self.left)])
+        self.left -= len(data)
+        if self.left < 0:
             self._stream.flush()
             raise _CutOff
         return len(data)
@@ -182,12 +185,14 @@ class _Handler(BaseHTTPRequestHandler):
         seen = Seen(self.command, self.path, self.headers.get("Range"), bool(authorization), self.headers["Host"])
         with hub.lock:
             hub.log.append(seen)
+        hub.on_request(path)
         fault = hub.fault_for(path)
         if fault and fault.kind == "cut":
             whole = self.wfile
             self.wfile = _Cut(whole, fault.byte)  # type: ignore[assignment]
             try:
                 self._checked(path, fault, authorization)
+                hub.wrote = fault.byte - self.wfile.left  # type: ignore[attr-defined]
             except _CutOff:
                 self.close_connection = True
                 if fault.reset:
@@ -238,9 +243,21 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/plain/"):
             repository = hub.repositories[hub.refs["main"]]
             if path == "/plain/pdstack-listing.json":
-                return self._answer(200, json.dumps(repository.listing()).encode())
+                return self._listing(json.dumps(repository.listing()).encode(), fault)
             return self._file(repository, path[7:], fault, hub_headers=False)
         return self._answer(404, b"no such page")
+
+    def _listing(self, body: bytes, fault: Fault | None) -> None:
+        if fault is None or fault.kind != "trickle":
+            return self._answer(200, body)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        step = max(1, int(fault.rate / 20))
+        for start in range(0, len(body), step):
+            self.wfile.write(body[start : start + step])
+            time.sleep(step / fault.rate)
+        return None
 
     def _revision(self, revision: str) -> None:
         commit = self.server.refs.get(revision, revision)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import os
 import random
 import shutil
@@ -11,17 +11,17 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, Iterator, List, Optional, Sequence
 
 from . import links, listing as listings, manifest as manifests, plan as plans, retire, sanity, scrub
-from .errors import BUSY, TRANSIENT, CheckpointError, SourceError
+from .errors import CheckpointError, SourceError
 from .fetch import Clock, Fetcher, FetchOptions, disk_error
 from .listing import Listing, RepoFile
 from .manifest import Entry, Manifest
 from .peers import Swarm
 from .progress import Progress
 from .request import VERIFY, Request, Result, check_addresses, check_files, open_sources
-from .sources import HubSource, Source
+from .sources import HubSource, Source, patiently
 from .store import (
     Store,
     load_manifest,
@@ -98,12 +98,9 @@ class Reconciler:
             self._progress = Progress(self.store.status, self._world.clock.time)
             try:
                 self._make(started)
-            except OSError as error:
-                failure = disk_error(error)
-                self._progress.finish(str(failure))
-                raise failure from None
             except BaseException as error:
-                self._progress.finish(str(error) or type(error).__name__)
+                failure = disk_error(error) if isinstance(error, OSError) else error
+                self._progress.finish(str(failure) or type(failure).__name__)
                 raise
             self._progress.finish()
         return self._result
@@ -430,7 +427,7 @@ class Reconciler:
         said: List[str] = []
         for source in hubs[:1] or sources:
             try:
-                found = self._patiently(source)
+                found = self._ask_for_listing(source)
             except SourceError as error:
                 said.append(f"{source.name}: {error}")
                 continue
@@ -444,23 +441,21 @@ class Reconciler:
             "check the network and the token, or make the listing where the hub can be reached",
         )
 
-    def _patiently(self, source: Source) -> Optional[Listing]:
-        for attempt in range(self._request.attempts):
-            try:
-                return source.listing(self._request.repo, self._request.commit)
-            except SourceError as error:
-                if error.kind not in (BUSY, TRANSIENT) or attempt + 1 == self._request.attempts:
-                    raise
-                pause = min(30.0, 0.5 * math.pow(2, attempt)) * (0.5 + self._world.rng())
-                if error.retry_after is not None:
-                    pause = min(300.0, error.retry_after)
-                self._world.clock.sleep(pause)
-        return None
+    def _ask_for_listing(self, source: Source) -> Optional[Listing]:
+        request, world = self._request, self._world
+        ask = functools.partial(source.listing, request.repo, request.commit)
+        return patiently(ask, request.attempts, world.clock.sleep, world.rng)
 
     # -- the rest ----------------------------------------------------------------------------
 
-    def _locked(self, purpose: str) -> contextlib.AbstractContextManager[None]:
-        return self.store.lock(f"pd_checkpoint {purpose} {self.store.name}")
+    @contextlib.contextmanager
+    def _locked(self, purpose: str) -> Iterator[None]:
+        """Hold the root's lock; what the disk refuses becomes the operator's error."""
+        try:
+            with self.store.lock(f"pd_checkpoint {purpose} {self.store.name}"):
+                yield
+        except OSError as error:
+            raise disk_error(error) from None
 
     def _expectations(self) -> sanity.Expectations:
         return sanity.Expectations(self._request.shards, self._request.expert_dtype)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import urllib.parse
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Protocol
+from typing import Any, Callable, Dict, List, Optional, Protocol, TypeVar
 
 from . import listing as listings
-from .errors import MISSING, TRANSIENT, WRONG, CheckpointError, SourceError
+from .errors import BUSY, MISSING, TRANSIENT, WRONG, CheckpointError, SourceError
 from .listing import Listing, RepoFile
 from .transport import Body, Response, Transport, get_json, shown
 
+T = TypeVar("T")
 HUB_ENDPOINT = "https://huggingface.co"
 MAX_PAGES = 200
 
@@ -223,6 +225,21 @@ def _unfit(response: Response, file: RepoFile, commit: str) -> str:
     if file.sha256 and len(etag) == 64 and etag != file.sha256:
         return f"sha256 {etag[:12]} announced, the listing says {file.sha256[:12]}"
     return ""
+
+
+def patiently(
+    ask: Callable[[], T], attempts: int, sleep: Callable[[float], None], rng: Callable[[], float] = random.random
+) -> T:
+    """Return what ``ask`` returns, asking again while a server is busy or ill. Raises its last SourceError."""
+    for attempt in range(1, attempts + 1):
+        try:
+            return ask()
+        except SourceError as error:
+            if error.kind not in (BUSY, TRANSIENT) or attempt == attempts:
+                raise
+            pause = min(30.0, 0.5 * 2.0 ** (attempt - 1)) * (0.5 + rng())
+            sleep(pause if error.retry_after is None else min(300.0, error.retry_after))
+    raise ValueError(f"{attempts} attempts")
 
 
 def parse_json(text: str, where: str) -> Any:

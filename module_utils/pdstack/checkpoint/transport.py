@@ -21,6 +21,7 @@ from .errors import AUTH, BUSY, MISSING, TRANSIENT, WRONG, SourceError
 
 MAX_REDIRECTS = 5
 MAX_JSON = 64 << 20  # bytes of a listing page
+JSON_SECONDS = 120.0  # that it may take: a byte now and then would hold a run up for ever
 USER_AGENT = "pdstack-checkpoint/1"
 
 
@@ -52,6 +53,36 @@ def shown(url: str) -> str:
     """Return the URL without what may be secret: user, password and query."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+class _Header:
+    """Says of the lines that http.client reads whether the last one was the end of the connection."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.cut = False
+
+    def readline(self, limit: int = -1) -> Any:
+        line = self._stream.readline(limit)
+        self.cut = not line.endswith(b"\n")
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Response(http.client.HTTPResponse):
+    """http.client takes the end of a connection for the end of the header, and believes what came until then."""
+
+    def begin(self) -> None:
+        stream: Any = self.fp
+        header: Any = _Header(stream)
+        self.fp = header
+        super().begin()
+        if self.fp is header:
+            self.fp = stream
+        if header.cut:
+            raise http.client.HTTPException("the connection ended within the answer's header")
 
 
 class _HttpBody:
@@ -122,6 +153,7 @@ class HttpTransport:
         connection: Optional[http.client.HTTPConnection] = None
         try:
             connection, target, extra = self._connect(parts)
+            connection.response_class = _Response
             connection.request("GET", target, headers={**headers, **extra})
             raw = connection.getresponse()
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -218,8 +250,9 @@ def retry_after(value: Optional[str], now: float) -> Optional[float]:
 
 
 def get_json(transport: Transport, url: str, headers: Optional[Mapping[str, str]] = None) -> tuple[Any, Response]:
-    """Return the parsed body and the response; raises SourceError, also for a body that is not JSON."""
+    """Return the parsed body and the response; raises SourceError, also for a body that is not JSON or trickles in."""
     response = transport.get(url, headers)
+    end = time.monotonic() + JSON_SECONDS
     try:
         parts = bytearray()
         buffer = memoryview(bytearray(1 << 16))
@@ -228,6 +261,8 @@ def get_json(transport: Transport, url: str, headers: Optional[Mapping[str, str]
             if not got:
                 break
             parts += buffer[:got]
+            if time.monotonic() > end:
+                raise SourceError(TRANSIENT, f"{shown(url)}: only {len(parts)} bytes in {JSON_SECONDS:g} s")
             if len(parts) > MAX_JSON:
                 raise SourceError(WRONG, f"{shown(url)}: more than {MAX_JSON} bytes of JSON")
     finally:

@@ -131,6 +131,11 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 
 
 @pytest.fixture
+def clock() -> FastClock:
+    return FastClock()
+
+
+@pytest.fixture
 def site(hub: Hub, toy: Repository, tmp_path: pathlib.Path) -> Site:
     return Site(hub, toy, tmp_path / "models")
 

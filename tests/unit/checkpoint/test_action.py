@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from ansible import constants
 from ansible.errors import AnsibleActionFail
+from hub.server import Fault
 
 SOURCE = pathlib.Path(__file__).resolve().parents[3] / "action_plugins/pd_checkpoint.py"
 
@@ -35,6 +36,28 @@ def test_a_branch_becomes_one_commit_for_all_hosts_even_if_it_moves(plugin, site
 def test_an_unknown_branch_says_what_to_do(plugin, site):
     with pytest.raises(AnsibleActionFail, match=r"RevisionNotFound.*40 hex digits"):
         plugin.run_commit({"repo": "org/toy", "revision": "nope", "endpoint": site.hub.url})
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_hub_that_is_ill_for_a_moment_is_asked_again(plugin, site, monkeypatch, status):
+    """huggingface_hub fails at once where /revision says 429 or 503."""
+    monkeypatch.setattr(plugin.time, "sleep", lambda seconds: None)
+    site.hub.faults = [Fault("/revision/", "status", times=2, status=status)]
+
+    assert plugin.run_commit({"repo": "org/toy", "revision": "main", "endpoint": site.hub.url}) == site.toy.commit
+    assert len(site.hub.requests("/revision/")) == 3
+
+
+def test_a_branch_that_moves_between_listing_and_fetch_changes_nothing(plugin, site):
+    """Its commit is looked up once; then only the commit is asked for."""
+    commit = plugin.run_commit({"repo": "org/toy", "revision": "main", "endpoint": site.hub.url})
+    site.hub.on_request = lambda path: site.hub.refs.update(main="b" * 40) if "/tree/" in path else None
+
+    site.present(commit=commit)
+
+    assert site.hub.refs["main"] == "b" * 40
+    assert site.wrong_files() == []
+    assert not [seen for seen in site.hub.log if "main" in seen.path and "/revision/" not in seen.path]
 
 
 def test_a_gated_branch_needs_the_environments_token(plugin, site, monkeypatch):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 from hub.server import Fault
+from pdstack.checkpoint import transport
 from pdstack.checkpoint.errors import CheckpointError
 
 SHARD = "00002-of-00004"
@@ -29,7 +31,7 @@ HEALED = {
     "first byte wrong": (Fault(SHARD, "flip", at=0.0), 2),
     "no length announced": (Fault(SHARD, "no_length"), 1),
     "429 on the tree": (Fault("/tree/", "status", status=429, headers={"Retry-After": "3"}), 1),
-    "500 on the tree": (Fault("/tree/", "status", status=500), 1),
+    "the tree hangs": (Fault("/tree/", "hang", seconds=1.5), 1),
 }
 
 
@@ -63,7 +65,10 @@ FATAL = {
     "hangs for ever": (Fault(SHARD, "hang", times=99, at=0.0, seconds=2), "timed out"),
     "dropped at byte 0 for ever": (Fault(SHARD, "drop", times=99, at=0.0), "Connection"),
     "dropped after a byte for ever": (Fault(SHARD, "drop", times=999, at=1 / 32768), SHARD),
+    "tree 401": (Fault("/tree/", "status", times=99, status=401), "HTTP 401"),
+    "tree 403": (Fault("/tree/", "status", times=99, status=403, headers={"X-Error-Code": "GatedRepo"}), "GatedRepo"),
     "tree 500 for ever": (Fault("/tree/", "status", times=99), "HTTP 500"),
+    "a page in place of the tree": (Fault("/tree/", "status", times=99, status=200), "not JSON"),
     "tree 404": (Fault("/tree/", "status", times=99, status=404, headers={"X-Error-Code": "RevisionNotFound"}), "Rev"),
 }
 
@@ -177,10 +182,41 @@ def test_follows_the_pages_of_a_long_listing(site):
     assert len(site.hub.requests("/tree/")) == 3
 
 
-def test_the_revision_may_move_between_listing_and_fetch(site, toy, tmp_path):
-    """The commit was resolved once; a branch that moves afterwards changes nothing."""
-    site.hub.refs["main"] = "b" * 40
+# Every address that a fetch asks for, and what leads there.
+ROUTES = {
+    "/tree/": {},
+    f"/resolve/{'a' * 40}/model-{SHARD}": {},
+    f"/resolve/{'a' * 40}/config.json": {},
+    "/cdn/": {"redirect_host": "localhost"},
+    "/plain/pdstack-listing.json": {"sources": "mirror"},
+    f"/plain/model-{SHARD}": {"sources": "mirror"},
+    "xet-read-token": {"xet": True},
+    "/xet/v1/reconstructions/": {"xet": True},
+    "/xet/xorb/": {"xet": True},
+}
 
-    site.present()
 
+CASES = [(route, status) for route in ROUTES for status in (429, 500, 502, 503, 504)]
+
+
+@pytest.mark.parametrize(("route", "status"), [case for case in CASES if case[1] == 503 or "xet" not in case[0]])
+def test_every_route_may_be_ill_for_a_moment(site, route, status):
+    how = ROUTES[route]
+    site.hub.xet, site.hub.redirect_host = how.get("xet", False), how.get("redirect_host")
+    site.hub.faults = [Fault(route, "status", times=2, status=status)]
+    changes = {"sources": [site.hub.mirror]} if "sources" in how else {}
+    if site.hub.xet:
+        changes = {"xet": True, "xet_python": sys.executable, "stall": 10.0}
+
+    site.present(**changes)
+
+    assert site.hub.faults[0].times == 0, "the fault never struck"
     assert site.wrong_files() == []
+
+
+def test_a_listing_that_trickles_in_is_given_up(site, monkeypatch):
+    monkeypatch.setattr(transport, "JSON_SECONDS", 0.2)
+    site.hub.faults = [Fault("pdstack-listing", "trickle", times=99, rate=2000)]
+
+    with pytest.raises(CheckpointError, match=r"only \d+ bytes in 0\.2 s"):
+        site.present(sources=[site.hub.mirror], attempts=2)
