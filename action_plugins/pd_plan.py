@@ -25,13 +25,14 @@ class ActionModule(ActionBase):
             {
                 "facts": {"type": "dict", "required": True},
                 "previous": {"type": "raw"},
+                "release": {"type": "str", "default": ""},
                 "check_use": {"type": "bool", "default": True},
             }
         )
         try:
             found = read_facts(inventory.builtin(args["facts"]))
             before = read_previous(inventory.builtin(args["previous"]))
-            wanted = plan.plan(inventory.read_intent(task_vars or {}), found, before)
+            wanted = plan.plan(inventory.read_intent(task_vars or {}, release=args["release"]), found, before)
             if args["check_use"]:
                 held = plan.foreign_ports(wanted, found) + plan.foreign_processes(wanted, found)
                 if held:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, List, Mapping
 
-from ansible.module_utils.pdstack import codec, drift, facts, inventory, nixl, plan_types, report, service
+from ansible.module_utils.pdstack import codec, drift, facts, inventory, nixl, plan_types, report, rollback, service
 
 
 def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
@@ -46,6 +46,28 @@ def nixl_pairs(plan: Mapping[str, Any], host: str, p2p: Mapping[str, Any]) -> Li
     return found
 
 
+def way_back(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the release to go back to and its id on each host, from what pd_release has said of them."""
+    states = {host: {key: hostvars[host]["pd_releases"][key] for key in ("current", "previous")} for host in hosts}
+    try:
+        found: Dict[str, Any] = codec.dump(rollback.way_back(states))
+    except rollback.NoWayBack as error:
+        return {"release": "", "ids": {}, "words": str(error)}
+    return {**found, "words": rollback.table(states)}
+
+
+def switched(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the way back of a run that switched every host from one release; empty where it did not."""
+    found = rollback.switched({host: hostvars[host].get("sglang_runtime_switched", {}).get("former") for host in hosts})
+    return codec.dump(found) if found else {}
+
+
+def failures(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> str:
+    """Return what failed on which host, from the results that a rescue sees."""
+    found = {host: hostvars[host].get("ansible_failed_result") for host in hosts}
+    return "\n".join(f"{host}: {result.get('msg', result)}" for host, result in found.items() if result)
+
+
 class FilterModule:
     """The filters that the roles use."""
 
@@ -67,4 +89,7 @@ class FilterModule:
             "pd_service_targets": service.targets,
             "pd_table": table,
             "pd_service_units": service.units,
+            "pd_failures": failures,
+            "pd_switched": switched,
+            "pd_way_back": way_back,
         }

@@ -26,6 +26,10 @@ options:
         document that each of them has.
       - A file that does not exist, an empty value, or a plan of another schema counts as none.
     type: raw
+  release:
+    description: Plan with this release whatever C(pd_release) says; what a rollback goes back to.
+    type: str
+    default: ""
   check_use:
     description: Refuse planned ports and GPUs that the facts show in use by processes that are not ours.
     type: bool
@@ -75,6 +79,7 @@ def main() -> None:
         argument_spec={
             "facts": {"type": "dict", "required": True},
             "previous": {"type": "raw"},
+            "release": {"type": "str", "default": ""},
             "check_use": {"type": "bool", "default": True},
         },
         supports_check_mode=True,

@@ -126,6 +126,10 @@ steps:
   returned: always
   type: list
   elements: dict
+former:
+  description: The release that C(current) pointed at before this run; null where none, or where it is this one.
+  returned: always
+  type: dict
 rebuilt:
   description: Whether the environments of this id were built in this run, so that running services hold older files.
   returned: always
@@ -169,6 +173,7 @@ def main() -> None:
         request = read(module.params)
         seen = venv.observe(request, host)
         steps = venv.plan(seen, request)
+        former = release.read_manifest(os.path.join(request.root, "releases", seen.current)) if seen.current else None
         before, after = venv.diff(seen, request)
         if steps and not module.check_mode:
             steps = venv.apply(request, host)
@@ -184,6 +189,7 @@ def main() -> None:
         wheels=sorted({pin.file for pins in request.pins(seen.python).values() for pin in pins}),
         found=seen.state,
         steps=codec.dump(steps),
+        former={"id": former.id, "release": former.release} if former and former.id != seen.id else None,
         rebuilt=any(step.action in ("build", "repair") for step in steps),
         seconds=manifest.seconds if manifest else {},
         diff={"before": before, "after": after, "before_header": seen.id, "after_header": seen.id},

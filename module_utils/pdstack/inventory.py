@@ -19,11 +19,14 @@ ROLE_PREFIXES = (
 )
 
 
-def read_intent(task_vars: Mapping[str, Any], role_variables: Optional[Iterable[str]] = None) -> intent.Intent:
+def read_intent(
+    task_vars: Mapping[str, Any], role_variables: Optional[Iterable[str]] = None, release: str = ""
+) -> intent.Intent:
     """Return the intent of the whole inventory, whatever part of it the play covers.
 
     ``task_vars`` needs ``groups`` and ``hostvars``. With ``role_variables`` (the options of our
-    roles), variables that carry one of our prefixes but that nobody knows are refused.
+    roles), variables that carry one of our prefixes but that nobody knows are refused. ``release`` takes the place of
+    what the hosts have as pd_release.
     Raises IntentError.
     """
     groups = {str(name): [str(host) for host in members] for name, members in task_vars.get("groups", {}).items()}
@@ -32,6 +35,8 @@ def read_intent(task_vars: Mapping[str, Any], role_variables: Optional[Iterable[
     hosts = {name: _variables(name, task_vars["hostvars"][name], errors) for name in names}
     if errors:
         raise IntentError(errors)
+    if release:
+        hosts = {name: {**variables, f"{settings.PREFIX}release": release} for name, variables in hosts.items()}
     return intent.parse(hosts, groups, role_variables, ROLE_PREFIXES)
 
 

@@ -24,7 +24,7 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from . import codec, release, venv_build
 from .refusal import Refusal
@@ -90,6 +90,17 @@ class Observation:
     current: str  # id, "" where nothing is active
     partial: List[str]  # folders that an interrupted run left
     manifest: Optional[Manifest] = None
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An installed release, as its own manifest and locks tell."""
+
+    id: str
+    release: str  # the name, such as sglang-0.5.23; "" where the folder is not a finished release
+    python: str
+    built: str
+    problems: List[str]  # how it differs from its own locks; empty where it is whole
 
 
 @dataclass(frozen=True)
@@ -232,6 +243,39 @@ def activate(root: str, identity: str) -> None:
     if before and before != identity:
         _link(root, "previous", before)
     _link(root, "current", identity)
+
+
+def installed(root: str, identity: str, foreign: Mapping[str, Sequence[str]] = {}) -> Optional[Installed]:
+    """Return an installed release, compared with its own locks and manifest; None where there is no such folder."""
+    path = os.path.join(root, "releases", identity)
+    if not identity or not os.path.isdir(path):
+        return None
+    manifest = release.read_manifest(path)
+    if manifest is None:
+        return Installed(identity, "", "", "", ["it has no manifest, so it was never proven"])
+    problems = []
+    for name, recorded in sorted(manifest.environments.items()):
+        packages = release.site_packages(os.path.join(path, release.folder_of(name)), manifest.python)
+        with open(os.path.join(path, release.lock_of(name)), encoding="utf-8") as stream:
+            pins = release.parse_lock(stream.read(), release.lock_of(name))
+        found = release.installed_packages(packages)
+        drift = release.compare(pins, found, foreign.get(name, ()), recorded.files, release.fingerprints(packages))
+        problems += [f"{name}: {line}" for line in drift.lines()]
+        if not os.path.exists(os.path.join(path, release.folder_of(name), "bin", "python")):
+            problems.append(f"{name}: it has no interpreter")
+    return Installed(identity, manifest.release, manifest.python, manifest.built, problems)
+
+
+def switch(root: str, identity: str, foreign: Mapping[str, Sequence[str]] = {}, rehearse: bool = False) -> None:
+    """Point ``current`` at an installed release that is whole, under the host's lock. Raises ReleaseRefused."""
+    with turn(root):
+        found = installed(root, identity, foreign)
+        if found is None or found.problems:
+            words = "; ".join(found.problems[:5]) if found else "it is not installed"
+            remedy = "run playbooks/runtime.yml with pd_release set to it: that repairs or installs it, and switches"
+            raise ReleaseRefused([Refusal(f"release {identity}", words, "a whole release on this host", remedy)])
+        if not rehearse:
+            activate(root, identity)
 
 
 def linked(root: str, name: str) -> str:

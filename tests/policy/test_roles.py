@@ -72,7 +72,7 @@ def test_internal_variables_are_marked(role):
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
 def test_role_is_used_and_tagged_with_its_name(role):
-    playbooks = tree.matching("playbooks/*.yml")
+    playbooks = tree.matching("playbooks/*.yml", "playbooks/tasks/*.yml")
     uses = [(tree.relative(path), tags) for path in playbooks for tags in uses_of(role.name, path)]
     assert uses, "no playbook uses the role"
     assert [place for place, tags in uses if role.name not in tags] == []

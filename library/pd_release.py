@@ -1,0 +1,93 @@
+#!/usr/bin/python
+# Copyright: the pdstack contributors
+# SPDX-License-Identifier: Apache-2.0
+"""Say which releases a host has, and point ``current`` at one of them."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pd_release
+short_description: Say which releases a host has, and point current at one of them
+description:
+  - Reads the manifests of the installed releases behind the links C(current) and C(previous).
+  - With O(activate) it points C(current) at an installed release by one rename, and C(previous) at the one before.
+    A release that is not whole is refused, with what differs from its own lock.
+version_added: "0.1.0"
+options:
+  activate:
+    description: Id of the installed release to point C(current) at. Without it nothing is changed.
+    type: str
+    default: ""
+  root:
+    description: Folder of releases and links.
+    type: path
+    default: /opt/pdstack
+  foreign:
+    description: Packages that other roles add, by environment; they are no difference.
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    description: Says whether C(current) would change.
+    support: full
+  diff_mode:
+    description: Shows C(current) before and after.
+    support: full
+author: The pdstack contributors
+"""
+
+EXAMPLES = r"""
+- name: Read which releases the host has
+  pd_release:
+  register: releases
+
+- name: Go back to the release before
+  pd_release:
+    activate: "{{ releases.previous.id }}"
+"""
+
+RETURN = r"""
+current:
+  description: The release that C(current) points at (id, release, python, built, problems); null where there is none.
+  returned: success
+  type: dict
+previous:
+  description: The same of C(previous).
+  returned: success
+  type: dict
+"""
+
+from typing import Dict, List
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.pdstack import codec, release, venv
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "activate": {"type": "str", "default": ""},
+            "root": {"type": "path", "default": "/opt/pdstack"},
+            "foreign": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    root, wanted = module.params["root"], module.params["activate"]
+    foreign = codec.load(Dict[str, List[str]], module.params["foreign"], "foreign")
+    current = venv.linked(root, "current")
+    changed = bool(wanted) and wanted != current
+    if changed:
+        try:
+            venv.switch(root, wanted, foreign, module.check_mode)
+        except (release.ReleaseRefused, OSError) as error:
+            module.fail_json(msg=str(error), refusals=codec.dump(getattr(error, "refusals", [])))
+    module.exit_json(
+        changed=changed,
+        current=codec.dump(venv.installed(root, venv.linked(root, "current"), foreign)),
+        previous=codec.dump(venv.installed(root, venv.linked(root, "previous"), foreign)),
+        diff={"before": f"current -> {current}\n", "after": f"current -> {wanted or current}\n"},
+    )
+
+
+if __name__ == "__main__":
+    main()

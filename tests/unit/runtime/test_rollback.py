@@ -1,0 +1,100 @@
+"""Whether there is a way back, and what is said where there is none."""
+
+import json
+import os
+
+import pytest
+from pdstack import release, rollback, venv
+
+
+def built(name, problems=()):
+    return {"id": f"{name}-0123456789ab", "release": name, "problems": list(problems)}
+
+
+def host(current, previous):
+    return {"current": current, "previous": previous}
+
+
+NEW, OLD, OLDER = built("cpu-0.5.23"), built("cpu-0.5.22"), built("cpu-0.5.13")
+
+
+def test_all_hosts_go_back_to_the_same_release_under_their_own_ids():
+    other = {**OLD, "id": "cpu-0.5.22-ba9876543210"}
+    way = rollback.way_back({"gpu1": host(NEW, OLD), "gpu2": host(NEW, other)})
+    assert way == rollback.WayBack("cpu-0.5.22", {"gpu1": OLD["id"], "gpu2": other["id"]})
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ({"gpu1": host(NEW, OLD), "gpu2": host(NEW, None)}, ["gpu2", "only cpu-0.5.23-0123456789ab", "deploy_pd.yml"]),
+        ({"gpu1": host(None, None)}, ["only none"]),
+        (
+            {"gpu1": host(NEW, OLD), "gpu10": host(OLD, OLDER)},
+            ["they differ", "gpu1   cpu-0.5.23-0123456789ab  cpu-0.5.22-0123456789ab", "-e pd_release=NAME"],
+        ),
+        ({"gpu1": host(NEW, built("cpu-0.5.22", ["engine: torch: files changed"]))}, ["torch: files changed"]),
+        ({"gpu1": host(NEW, {**built(""), "problems": ["it has no manifest"]})}, ["it has no manifest"]),
+    ],
+)
+def test_no_way_back_is_refused_with_what_is_there(states, words):
+    with pytest.raises(rollback.NoWayBack) as caught:
+        rollback.way_back(states)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_run_goes_back_only_where_it_switched_every_host_from_one_release():
+    assert rollback.switched({"a": OLD, "b": OLD}).release == "cpu-0.5.22"
+    assert rollback.switched({"a": OLD, "b": None}) is None
+    assert rollback.switched({"a": OLD, "b": OLDER}) is None
+    assert rollback.switched({"a": None}) is None
+    assert rollback.switched({}) is None
+
+
+def test_switching_links_and_what_is_read_of_them(installed):
+    root, first = str(installed.root), installed.observe().id
+    installed.lock(alpha="1.1", beta="2.0")
+    installed.apply()
+    second = installed.observe().id
+    assert venv.installed(root, first).problems == []
+    assert venv.installed(root, second).release == "fake"
+    venv.switch(root, first, rehearse=True)
+    assert venv.linked(root, "current") == second
+    venv.switch(root, first)
+    assert (venv.linked(root, "current"), venv.linked(root, "previous")) == (first, second)
+
+
+def test_a_release_that_is_not_whole_is_never_switched_to(installed):
+    root, first = str(installed.root), installed.observe().id
+    installed.lock(alpha="1.1", beta="2.0")
+    installed.apply()
+    second = installed.observe().id
+    (installed.site() / "alpha/__init__.py").write_text("__version__ = '6.6'\n")
+    venv.switch(root, first)
+    with pytest.raises(release.ReleaseRefused, match="alpha: files changed"):
+        venv.switch(root, second)
+    with pytest.raises(release.ReleaseRefused, match="it is not installed"):
+        venv.switch(root, "fake-000000000000")
+    os.unlink(os.path.join(root, "releases", second, "manifest.json"))
+    with pytest.raises(release.ReleaseRefused, match="no manifest"):
+        venv.switch(root, second)
+    assert venv.linked(root, "current") == first
+
+
+def test_a_switch_and_an_installation_take_turns(installed):
+    with venv.turn(str(installed.root)), pytest.raises(release.ReleaseRefused, match="held by process"):
+        venv.switch(str(installed.root), installed.observe().id)
+
+
+def test_what_other_roles_install_is_no_difference(installed):
+    (installed.site() / "pdstack_kernels-1.0.dist-info").mkdir()
+    identity = installed.observe().id
+    assert venv.installed(str(installed.root), identity).problems
+    assert venv.installed(str(installed.root), identity, {"engine": ["pdstack-kernels"]}).problems == []
+    assert venv.installed(str(installed.root), "") is None
+
+
+def test_the_manifest_names_the_release(installed):
+    with open(installed.root / "current/manifest.json") as stream:
+        assert json.load(stream)["release"] == "fake"
