@@ -55,6 +55,12 @@ options:
   python:
     description: Interpreter to use. Without it, a Python of O(locks) on the host, Ansible's own version first.
     type: path
+  interpreters:
+    description:
+      - Text of C(releases/python.txt), which pins interpreters that a wheelhouse can carry. Used where the host has
+        none of the locked Pythons; unpacked below C(<root>/python).
+    type: str
+    default: ""
   foreign:
     description: Packages that other roles add, by environment; they are left alone and are no drift.
     type: dict
@@ -112,6 +118,10 @@ wheelhouse:
   description: The folder on the host that the release is installed from.
   returned: always
   type: str
+carried:
+  description: The interpreter's archive that the wheelhouse has to bring; empty where the host has a Python of its own.
+  returned: always
+  type: str
 wheels:
   description: The wheels of the wheelhouse that this host needs, beside the one of uv.
   returned: always
@@ -160,6 +170,7 @@ def main() -> None:
             "root": {"type": "path", "default": "/opt/pdstack"},
             "wheelhouse": {"type": "path"},
             "python": {"type": "path"},
+            "interpreters": {"type": "str", "default": ""},
             "foreign": {"type": "dict", "default": {}},
             "activate": {"type": "bool", "default": True},
             "keep": {"type": "int", "default": 2},
@@ -186,6 +197,7 @@ def main() -> None:
         path=seen.path,
         python=seen.python,
         wheelhouse=seen.wheelhouse,
+        carried=seen.carried,
         wheels=sorted({pin.file for pins in request.pins(seen.python).values() for pin in pins}),
         found=seen.state,
         steps=codec.dump(steps),
@@ -218,6 +230,7 @@ def read(params):  # type: ignore[no-untyped-def]
         foreign=codec.load(Dict[str, List[str]], params["foreign"], "foreign"),
         activate=params["activate"],
         keep=params["keep"],
+        carried=release.parse_interpreters(params["interpreters"]),
         wanted=params["state"] == "present",
     )
 

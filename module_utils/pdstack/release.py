@@ -31,6 +31,12 @@ _PIN = re.compile(
 )
 
 
+_INTERPRETER = re.compile(
+    r"(?P<name>cpython)==(?P<version>(?P<python>\d+\.\d+)\.\d+\+\d+)"
+    r" --hash=sha256:(?P<sha256>[0-9a-f]{64})  # (?P<file>cpython-[A-Za-z0-9._+-]+\.tar\.gz)"
+)
+
+
 class ReleaseRefused(Refused):
     """The release cannot be installed as asked; nothing on the host was changed."""
 
@@ -81,7 +87,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Wheelhouse:
-    """``manifest.json`` of a wheelhouse: the wheels of one release for one Python, and uv's own wheel."""
+    """``manifest.json`` of a wheelhouse: the wheels of one release for one Python, that of uv, perhaps the Python."""
 
     release: str
     id: str
@@ -89,6 +95,7 @@ class Wheelhouse:
     platform: str  # such as x86_64-manylinux_2_34
     uv: str  # file name of uv's wheel
     wheels: List[Wheel]
+    interpreter: Optional[Wheel] = None  # the archive of an interpreter, for hosts that have none
     created_by: str = ""
     schema: int = 1
 
@@ -160,6 +167,20 @@ def parse_lock(text: str, source: str = "lock") -> List[Pin]:
     if not pins:
         raise ReleaseRefused([_lock_refusal(source, "no pin at all")])
     return [pins[name] for name in sorted(pins)]
+
+
+def parse_interpreters(text: str, source: str = "python.txt") -> Dict[str, Pin]:
+    """Return the carried interpreters by their Python, such as "3.12". Raises ReleaseRefused for any other line."""
+    pins: Dict[str, Pin] = {}
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        match = _INTERPRETER.fullmatch(line)
+        if match is None or match["python"] in pins:
+            raise ReleaseRefused([_lock_refusal(f"{source}, line {number}", f"{line[:100]!r}")])
+        pins[match["python"]] = Pin(match["name"], match["version"], match["file"], match["sha256"])
+    return pins
 
 
 def _lock_refusal(subject: str, found: str) -> Refusal:

@@ -10,6 +10,7 @@ Layout below the root (``/opt/pdstack``)::
     releases/.<id>.<pid>.partial/    under construction; removed by the next run
     current -> releases/<id>         previous -> releases/<the one before>
     wheelhouse/<name>-py<XY>/        what it is installed from
+    python/<build>/                  an interpreter from the wheelhouse, where the host has none of the locked ones
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import platform
 import re
 import shutil
 import sys
+import tarfile
 import time
-from dataclasses import dataclass, field
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from . import codec, release, venv_build
 from .refusal import Refusal
@@ -55,6 +57,7 @@ class Request:
     keep: int = 2
     wanted: bool = True  # False: take the release away
     environments: Sequence[str] = ()  # those that this host needs; () is all of them
+    carried: Dict[str, Pin] = field(default_factory=dict)  # Python -> archive that the wheelhouse can bring
 
     def pins(self, python: str) -> Dict[str, List[Pin]]:
         """Return the pins that this host needs, by environment. The release's id follows from all of them."""
@@ -89,6 +92,7 @@ class Observation:
     installed: Dict[str, Dict[str, str]]  # environment -> package -> version
     current: str  # id, "" where nothing is active
     partial: List[str]  # folders that an interrupted run left
+    carried: str = ""  # the archive of the interpreter, where the host has none of its own
     manifest: Optional[Manifest] = None
 
 
@@ -105,7 +109,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do. ``action`` is build, repair, activate, clean, prune or remove."""
+    """One thing to do. ``action`` is unpack, build, repair, activate, clean, prune or remove."""
 
     action: str
     subject: str
@@ -117,7 +121,7 @@ class Step:
 
 def observe(request: Request, host: Host) -> Observation:
     """Look at the host without changing it and without starting a process. Raises ReleaseRefused."""
-    python, interpreter = _choose_python(request, host)
+    python, interpreter, carried = _choose_python(request, host)
     pins = request.pins(python)
     identity = release.release_id(request.name, python, request.locks[python])
     path = os.path.join(request.root, "releases", identity)
@@ -155,6 +159,7 @@ def observe(request: Request, host: Host) -> Observation:
         installed=installed,
         current=linked(request.root, "current"),
         partial=_partial(request.root),
+        carried=carried,
         manifest=manifest,
     )
 
@@ -168,6 +173,8 @@ def plan(seen: Observation, request: Request) -> List[Step]:
         if os.path.isdir(seen.wheelhouse):
             steps.append(Step("remove", seen.wheelhouse, "the release is not wanted on this host"))
         return steps
+    if seen.carried and not os.path.exists(seen.interpreter):
+        steps.append(Step("unpack", seen.carried, f"this host has no Python that {request.name} is locked for"))
     if seen.state == "absent":
         steps.append(Step("build", seen.id, "it is not installed"))
     elif seen.state == "unfinished":
@@ -208,7 +215,7 @@ def check(seen: Observation, request: Request, host: Host, hashes: bool = True) 
     if not problems:
         needed = [wheel for wheel in wheelhouse.wheels if wheel.file in pins or wheel.file == wheelhouse.uv]
         problems += release.check_wheels(seen.wheelhouse, needed, hashes)
-    problems += _check_interpreter(seen, host)
+    problems += _check_carried(seen, request, wheelhouse, hashes) if seen.carried else _check_interpreter(seen, host)
     problems += _check_space(request, wheelhouse, seen, host)
     if problems:
         raise ReleaseRefused(problems)
@@ -228,6 +235,9 @@ def apply(request: Request, host: Host) -> List[Step]:
         for step in steps:
             if step.action == "clean":
                 shutil.rmtree(step.subject, ignore_errors=True)
+            elif step.action == "unpack":
+                check(seen, request, host)
+                _unpack(seen, host)
             elif step.action in ("build", "repair"):
                 _build(request, seen, check(seen, request, host), host)
             elif step.action == "activate":
@@ -340,20 +350,27 @@ def releases_in_use(folder: str) -> List[str]:
     return sorted(found)
 
 
-def _choose_python(request: Request, host: Host) -> Tuple[str, str]:
-    """Return (version, path) of the interpreter to use: the named one, Ansible's own version, or the first there is."""
+def _choose_python(request: Request, host: Host) -> Tuple[str, str, str]:
+    """Return (version, path, archive) of the interpreter to use.
+
+    The named one, Ansible's own version, the first there is, or one whose archive the wheelhouse can bring.
+    """
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     order = sorted(request.locks, key=lambda version: (version != own, [int(part) for part in version.split(".")]))
     if request.interpreter:
         match = re.search(r"(\d+\.\d+)$", os.path.basename(os.path.realpath(request.interpreter)))
         if match and match.group(1) in request.locks and os.path.exists(request.interpreter):
-            return match.group(1), request.interpreter
+            return match.group(1), request.interpreter, ""
     else:
         for version in order:
             for folder in host.search:
                 path = os.path.join(folder, f"python{version}")
                 if os.path.exists(path):
-                    return version, path
+                    return version, path, ""
+        for version in order:
+            if version in request.carried:
+                file = request.carried[version].file
+                return version, os.path.join(_carried_folder(request.root, file), "bin", f"python{version}"), file
     wanted = " or ".join(order)
     names = sorted({name for folder in host.search if os.path.isdir(folder) for name in os.listdir(folder)})
     here = [name for name in names if re.fullmatch(r"python3\.\d+", name)]
@@ -362,12 +379,16 @@ def _choose_python(request: Request, host: Host) -> Tuple[str, str]:
     raise ReleaseRefused([Refusal("python", found, f"Python {wanted}, which {request.name} is locked for", remedy)])
 
 
+def _carried_folder(root: str, archive: str) -> str:
+    return os.path.join(root, "python", re.sub(r"(-install_only.*)?\.tar\.gz$", "", archive))
+
+
 def _partial(root: str) -> List[str]:
-    folder = os.path.join(root, "releases")
-    try:
-        return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".partial"))
-    except OSError:
-        return []
+    found = []
+    for folder in (os.path.join(root, "releases"), os.path.join(root, "python")):
+        with contextlib.suppress(OSError):
+            found += [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".partial")]
+    return sorted(found)
 
 
 def _ids_of(root: str, name: str) -> List[str]:
@@ -409,10 +430,26 @@ def _check_interpreter(seen: Observation, host: Host) -> List[Refusal]:
     return [Refusal(seen.interpreter, words, f"Python {seen.python} with its whole standard library", remedy)]
 
 
+def _check_carried(seen: Observation, request: Request, wheelhouse: Wheelhouse, hashes: bool) -> List[Refusal]:
+    """Hold the archive of the interpreter against its lock, unless it is unpacked already."""
+    pin = request.carried[seen.python]
+    if os.path.exists(seen.interpreter):
+        return []
+    held = wheelhouse.interpreter
+    if held is None or (held.file, held.sha256) != (pin.file, pin.sha256):
+        found = f"{held.file} with sha256 {held.sha256}" if held else "none"
+        remedy = "build it again: tools/wheelhouse RELEASE --python VERSION --with-python"
+        return [Refusal("interpreter of the wheelhouse", found, f"{pin.file} with sha256 {pin.sha256}", remedy)]
+    return release.check_wheels(seen.wheelhouse, [held], hashes)
+
+
 def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, host: Host) -> List[Refusal]:
     unpacked = {wheel.file: wheel.unpacked for wheel in wheelhouse.wheels}
     needed = sum(unpacked.get(pin.file, 0) for pins in request.pins(seen.python).values() for pin in pins)
-    needed = int((needed + unpacked.get(wheelhouse.uv, 0)) * SPACE_FACTOR)
+    needed += unpacked.get(wheelhouse.uv, 0)
+    if seen.carried and wheelhouse.interpreter and not os.path.exists(seen.interpreter):
+        needed += wheelhouse.interpreter.unpacked
+    needed = int(needed * SPACE_FACTOR)
     free = host.free(request.root)
     if free >= needed:
         return []
@@ -424,6 +461,32 @@ def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, ho
             f"free {(needed - free) / 1e9:.2f} GB; older releases are below {request.root}/releases",
         )
     ]
+
+
+def _unpack(seen: Observation, host: Host) -> None:
+    """Unpack the carried interpreter beside its final folder, start it, and give it its name by one rename."""
+    final = os.path.dirname(os.path.dirname(seen.interpreter))
+    draft = f"{final}.{os.getpid()}.partial"
+    shutil.rmtree(draft, ignore_errors=True)
+    os.makedirs(draft)
+    # Its hash is the lock's; a member that would leave the folder is refused all the same.
+    with tarfile.open(os.path.join(seen.wheelhouse, seen.carried)) as archive:
+        for member in archive.getmembers():
+            if os.path.isabs(member.name) or ".." in member.name.split("/"):
+                raise venv_build.InstallFailed(f"{seen.carried}: a member named {member.name!r}")
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+        # Pythons differ in whether they know filters; "data" would also refuse links that lead outside.
+        options: Dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(draft, **options)
+    inside = os.path.join(draft, "python")
+    found = _check_interpreter(replace(seen, interpreter=os.path.join(inside, "bin", f"python{seen.python}")), host)
+    if found:
+        raise ReleaseRefused(found)
+    host.sync()
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(inside, final)
+    shutil.rmtree(draft, ignore_errors=True)
 
 
 def _build(request: Request, seen: Observation, wheelhouse: Wheelhouse, host: Host) -> None:
@@ -470,7 +533,26 @@ def _prune(request: Request, seen: Observation, host: Host) -> List[Step]:
         if house not in left:
             shutil.rmtree(os.path.join(request.root, "wheelhouse", house), ignore_errors=True)
         steps.append(Step("prune", name, f"{request.keep} releases are kept and nothing uses it"))
+    _drop_interpreters(request.root)
     return steps
+
+
+def _drop_interpreters(root: str) -> None:
+    """Remove carried interpreters that no installed release links to."""
+    manifests = [release.read_manifest(path) for path in _folders(os.path.join(root, "releases"))]
+    used = {manifest.interpreter for manifest in manifests if manifest}
+    for path in _folders(os.path.join(root, "python")):
+        if not any(interpreter.startswith(path + "/") for interpreter in used):
+            shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # not there, or one is in it
+        os.rmdir(os.path.join(root, "python"))
+
+
+def _folders(parent: str) -> List[str]:
+    try:
+        return [os.path.join(parent, name) for name in os.listdir(parent)]
+    except OSError:
+        return []
 
 
 def _remove(steps: List[Step], request: Request) -> None:
@@ -481,6 +563,7 @@ def _remove(steps: List[Step], request: Request) -> None:
     for step in steps:
         path = step.subject if os.path.isabs(step.subject) else os.path.join(request.root, "releases", step.subject)
         shutil.rmtree(path, ignore_errors=True)
+    _drop_interpreters(request.root)
     for name in ("releases", "wheelhouse"):
         with contextlib.suppress(OSError):  # not there, or another release is in it
             os.rmdir(os.path.join(request.root, name))

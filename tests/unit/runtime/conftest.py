@@ -7,7 +7,9 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -131,3 +133,35 @@ def installed(built, tmp_path):
     shutil.copytree(built.root.parent, tmp_path / "copy", symlinks=True)
     places = {name: tmp_path / "copy" / getattr(built, name).name for name in ("root", "wheelhouse", "search")}
     return dataclasses.replace(built, **places, pins=dict(built.pins), imports=dict(built.imports))
+
+
+def python_archive(folder, python=PYTHON):
+    """A relocatable interpreter as an archive like python-build-standalone's, made from this machine's own; its pin.
+
+    Not a real one: those cannot be fetched everywhere. Its layout, python/bin and python/lib, is theirs.
+    """
+    code = "import os, sys, sysconfig; print(os.path.realpath(sys.executable)); print(sysconfig.get_path('stdlib'))"
+    found = shutil.which(f"python{python}", path=f"{sys.base_prefix}/bin:/usr/bin:/usr/local/bin")
+    told = subprocess.run([found, "-I", "-c", code], check=True, capture_output=True, text=True).stdout
+    program, library = told.split()
+    name = f"cpython-{python}.99+20260101-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
+    skipped = ("test", "tests", "idlelib", "__pycache__", "site-packages", "dist-packages")
+
+    def wanted(member):
+        member.uid = member.gid = 1234
+        return None if set(member.name.split("/")) & set(skipped) or member.name.endswith(".a") else member
+
+    with tarfile.open(folder / name, "w:gz", compresslevel=1) as archive:
+        archive.add(program, f"python/bin/python{python}")
+        archive.add(library, f"python/lib/python{python}", filter=wanted)
+        for shared in pathlib.Path(library).parent.glob(f"libpython{python}*.so*"):
+            archive.add(shared, f"python/lib/{shared.name}")
+    digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    return release.Pin("cpython", f"{python}.99+20260101", name, digest)
+
+
+@pytest.fixture(scope="session")
+def carried_python(tmp_path_factory):
+    """(folder, pin) of such an archive."""
+    folder = tmp_path_factory.mktemp("python")
+    return folder, python_archive(folder)

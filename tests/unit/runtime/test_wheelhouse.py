@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import sys
+import tarfile
 
 import pytest
 import yaml
@@ -61,11 +62,21 @@ def shop(tmp_path, monkeypatch):
     lock.write_text("".join(pin.line + "\n" for pin in pins))
     (project / "releases/uv.txt").write_text(make_wheel(links, "uv", "0").line + "\n")
 
-    def build(verify=False, **changes):
-        values = {"release": "fake", "python": None, "output": None, "torch_index": None, "verify": verify, **changes}
-        return tool.build(argparse.Namespace(**values))
+    archive = tmp_path / f"cpython-{PYTHON}.9+20260101-x86_64.tar.gz"
+    with tarfile.open(archive, "w:gz") as stream:
+        stream.add(TOOL, "python/bin/python")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    (project / "python.txt").write_text(f"cpython=={PYTHON}.9+20260101 --hash=sha256:{digest}  # {archive.name}\n")
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", (tmp_path / "mirror").as_uri())
 
-    return argparse.Namespace(tool=tool, build=build, links=links, pins=pins, lock=lock, cache=tmp_path / "cache")
+    def build(verify=False, **changes):
+        values = {"release": "fake", "python": None, "output": None, "torch_index": None, "verify": verify}
+        values.update(with_python=False, interpreters=project / "python.txt")
+        return tool.build(argparse.Namespace(**{**values, **changes}))
+
+    return argparse.Namespace(
+        tool=tool, build=build, links=links, pins=pins, lock=lock, cache=tmp_path / "cache", archive=archive
+    )
 
 
 @pytest.fixture
@@ -174,3 +185,43 @@ def test_a_constraint_of_the_machine_does_not_overrule_the_lock(shop, tmp_path, 
     (tmp_path / "constraints.txt").write_text("alpha<1\n")
     monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
     assert (shop.build() / shop.pins[0].file).exists()
+
+
+def test_a_wheel_of_another_release_is_linked_and_not_fetched(shop, no_pip):
+    folder = shop.build()
+    no_pip()
+    other = shop.build(output=folder.parent / "other-py")
+    for pin in shop.pins[:2]:
+        assert (other / pin.file).stat().st_ino == (folder / pin.file).stat().st_ino
+
+
+def place(shop, where):
+    target = {"cache": shop.cache / "pdstack/python", "mirror": shop.archive.parent / "mirror/20260101"}[where]
+    target.mkdir(parents=True)
+    (target / shop.archive.name).write_bytes(shop.archive.read_bytes())
+    return target / shop.archive.name
+
+
+@pytest.mark.parametrize("where", ["cache", "mirror"])
+def test_an_interpreter_is_carried_where_it_was_asked_for(shop, where):
+    place(shop, where)
+    assert release.read_wheelhouse(str(shop.build())).interpreter is None
+    folder = shop.build(with_python=True)
+    house = release.read_wheelhouse(str(folder))
+    assert house.interpreter.file == shop.archive.name
+    assert release.check_wheels(str(folder), [house.interpreter], hashes=True) == []
+    assert house.interpreter.unpacked == TOOL.stat().st_size
+    shop.build()  # for a host that has a Python of its own: another one may need it still
+    assert release.read_wheelhouse(str(folder)).interpreter == house.interpreter
+
+
+def test_another_interpreter_than_the_locked_one_is_refused(shop):
+    place(shop, "cache").write_bytes(b"other")
+    with pytest.raises(release.ReleaseRefused, match="sha256 " + hashlib.sha256(b"other").hexdigest()):
+        shop.build(with_python=True)
+
+
+def test_an_interpreter_that_nobody_has_says_where_to_put_it(shop):
+    with pytest.raises(release.ReleaseRefused) as caught:
+        shop.build(with_python=True)
+    assert str(shop.cache / "pdstack/python" / shop.archive.name) in caught.value.refusals[0].remedy
