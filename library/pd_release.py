@@ -60,7 +60,7 @@ previous:
 from typing import Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import codec, release, venv
+from ansible.module_utils.pdstack import codec, release, venv_links
 
 
 def main() -> None:
@@ -74,17 +74,17 @@ def main() -> None:
     )
     root, wanted = module.params["root"], module.params["activate"]
     foreign = codec.load(Dict[str, List[str]], module.params["foreign"], "foreign")
-    current = venv.linked(root, "current")
+    current = venv_links.linked(root, "current")
     changed = bool(wanted) and wanted != current
     if changed:
         try:
-            venv.switch(root, wanted, foreign, module.check_mode)
+            venv_links.switch(root, wanted, foreign, module.check_mode)
         except (release.ReleaseRefused, OSError) as error:
             module.fail_json(msg=str(error), refusals=codec.dump(getattr(error, "refusals", [])))
     module.exit_json(
         changed=changed,
-        current=codec.dump(venv.installed(root, venv.linked(root, "current"), foreign)),
-        previous=codec.dump(venv.installed(root, venv.linked(root, "previous"), foreign)),
+        current=codec.dump(venv_links.installed(root, venv_links.linked(root, "current"), foreign)),
+        previous=codec.dump(venv_links.installed(root, venv_links.linked(root, "previous"), foreign)),
         diff={"before": f"current -> {current}\n", "after": f"current -> {wanted or current}\n"},
     )
 

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from pdstack import release, rollback, venv
+from pdstack import release, rollback, venv_links
 
 
 def built(name, problems=()):
@@ -57,12 +57,12 @@ def test_switching_links_and_what_is_read_of_them(installed):
     installed.lock(alpha="1.1", beta="2.0")
     installed.apply()
     second = installed.observe().id
-    assert venv.installed(root, first).problems == []
-    assert venv.installed(root, second).release == "fake"
-    venv.switch(root, first, rehearse=True)
-    assert venv.linked(root, "current") == second
-    venv.switch(root, first)
-    assert (venv.linked(root, "current"), venv.linked(root, "previous")) == (first, second)
+    assert venv_links.installed(root, first).problems == []
+    assert venv_links.installed(root, second).release == "fake"
+    venv_links.switch(root, first, rehearse=True)
+    assert venv_links.linked(root, "current") == second
+    venv_links.switch(root, first)
+    assert (venv_links.linked(root, "current"), venv_links.linked(root, "previous")) == (first, second)
 
 
 def test_a_release_that_is_not_whole_is_never_switched_to(installed):
@@ -71,28 +71,28 @@ def test_a_release_that_is_not_whole_is_never_switched_to(installed):
     installed.apply()
     second = installed.observe().id
     (installed.site() / "alpha/__init__.py").write_text("__version__ = '6.6'\n")
-    venv.switch(root, first)
+    venv_links.switch(root, first)
     with pytest.raises(release.ReleaseRefused, match="alpha: files changed"):
-        venv.switch(root, second)
+        venv_links.switch(root, second)
     with pytest.raises(release.ReleaseRefused, match="it is not installed"):
-        venv.switch(root, "fake-000000000000")
+        venv_links.switch(root, "fake-000000000000")
     os.unlink(os.path.join(root, "releases", second, "manifest.json"))
     with pytest.raises(release.ReleaseRefused, match="no manifest"):
-        venv.switch(root, second)
-    assert venv.linked(root, "current") == first
+        venv_links.switch(root, second)
+    assert venv_links.linked(root, "current") == first
 
 
 def test_a_switch_and_an_installation_take_turns(installed):
-    with venv.turn(str(installed.root)), pytest.raises(release.ReleaseRefused, match="held by process"):
-        venv.switch(str(installed.root), installed.observe().id)
+    with venv_links.turn(str(installed.root)), pytest.raises(release.ReleaseRefused, match="held by process"):
+        venv_links.switch(str(installed.root), installed.observe().id)
 
 
 def test_what_other_roles_install_is_no_difference(installed):
     (installed.site() / "pdstack_kernels-1.0.dist-info").mkdir()
     identity = installed.observe().id
-    assert venv.installed(str(installed.root), identity).problems
-    assert venv.installed(str(installed.root), identity, {"engine": ["pdstack-kernels"]}).problems == []
-    assert venv.installed(str(installed.root), "") is None
+    assert venv_links.installed(str(installed.root), identity).problems
+    assert venv_links.installed(str(installed.root), identity, {"engine": ["pdstack-kernels"]}).problems == []
+    assert venv_links.installed(str(installed.root), "") is None
 
 
 def test_the_manifest_names_the_release(installed):
