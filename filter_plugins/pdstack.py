@@ -6,7 +6,18 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, List, Mapping
 
-from ansible.module_utils.pdstack import codec, drift, facts, inventory, nixl, plan_types, report, rollback, service
+from ansible.module_utils.pdstack import (
+    codec,
+    drift,
+    facts,
+    firewall,
+    inventory,
+    nixl,
+    plan_types,
+    report,
+    rollback,
+    service,
+)
 
 
 def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
@@ -74,6 +85,8 @@ class FilterModule:
     def filters(self) -> Dict[str, Callable[..., Any]]:
         """Return the filters by name."""
         return {
+            "pd_firewall_ruleset": firewall.ruleset,
+            "pd_firewall_wanted": firewall.wanted,
             "pd_addresses_of": addresses_of,
             "pd_facts_of": facts_of,
             "pd_hardware": hardware,

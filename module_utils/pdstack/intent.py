@@ -83,6 +83,8 @@ def parse(
     errors[:] = [_with_prefix(item) for item in errors]
     by_name = {name: _host(name, hosts.get(name, {}), errors) for name in names}
     _addresses(by_name, errors)
+    if settings is not None and settings.security.firewall and len(by_name) > 1:
+        _numeric(by_name, errors)
     release = None
     if settings is not None:
         judged = {item.subject for item in errors}
@@ -276,6 +278,20 @@ def _addresses(hosts: Mapping[str, Optional[Host]], errors: List[Refusal]) -> No
                     "set pd_service_address for this host",
                 )
             )
+
+
+def _numeric(hosts: Mapping[str, Optional[Host]], errors: List[Refusal]) -> None:
+    """A firewall admits addresses: a name would have to be looked up before the network is there."""
+    errors += [
+        Refusal(
+            f"pd_service_address on {name}",
+            f"{host.address}, which is no IP address, with pd_security.firewall: true",
+            "an IP address that the rules of the other hosts can admit",
+            "set pd_service_address for this host",
+        )
+        for name, host in hosts.items()
+        if host is not None and not is_bindable(host.address) and host.address != "localhost"
+    ]
 
 
 def _release(settings: Settings, errors: List[Refusal]) -> Optional[flags.Release]:

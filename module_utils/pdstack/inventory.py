@@ -15,6 +15,7 @@ ROLE_PREFIXES = (
     "nixl_ucx_",
     "kernel_extension_",
     "checkpoint_",
+    "firewall_",
     "observability_",
 )
 

@@ -62,7 +62,7 @@ def plan(intent: Intent, facts: Mapping[str, HostFacts], previous: Optional[Plan
         instances=instances,
         routers=routers,
         info_path=intent.release.engine.info_endpoints[0],
-        security=render.security(intent),
+        security=render.security(intent, facts),
         kernel_extension=any(item.env.get("SGLANG_PLUGINS") == flags.KERNEL_PLUGIN for item in instances),
         notes=notes,
     )

@@ -97,6 +97,7 @@ class SecurityRef:
     client_networks: List[str] = field(default_factory=list)  # [] is everybody
     metrics_networks: List[str] = field(default_factory=list)
     open_ports: List[int] = field(default_factory=list)
+    ssh_ports: List[int] = field(default_factory=list)  # found on the hosts: never closed
 
 
 @dataclass(frozen=True)

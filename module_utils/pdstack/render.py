@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 from . import checks, communication, cpulist, flags, placement
 from .communication import Choices
+from .facts import HostFacts
 from .intent import Host, Intent
 from .placement import Cpus
 from .plan_types import JIT_DIR, MODELS_DIR, GpuRef, Instance, ModelRef, Router, Seat, SecurityRef, Why, Worker
@@ -23,7 +24,10 @@ def model(intent: Intent) -> ModelRef:
     return ModelRef(wanted.repo, wanted.revision, path, wanted.served_name or wanted.repo)
 
 
-def security(intent: Intent) -> SecurityRef:
+SSH_UNITS = ("ssh.service", "ssh.socket", "sshd.service", "sshd.socket")
+
+
+def security(intent: Intent, facts: Mapping[str, HostFacts]) -> SecurityRef:
     """Return what is protected, without the values of keys."""
     wanted = intent.settings.security
     return SecurityRef(
@@ -34,7 +38,15 @@ def security(intent: Intent) -> SecurityRef:
         firewall=wanted.firewall,
         client_networks=list(wanted.client_networks),
         metrics_networks=list(wanted.metrics_networks),
-        open_ports=sorted(wanted.firewall_open_ports),
+        open_ports=sorted(set(wanted.firewall_open_ports)),
+        ssh_ports=sorted(
+            {
+                item.port
+                for host in facts.values()
+                for item in host.ports
+                if (item.command == "sshd" or item.unit in SSH_UNITS) and not item.address.startswith(("127.", "::1"))
+            }
+        ),
     )
 
 
