@@ -23,6 +23,14 @@ options:
     type: list
     elements: str
     default: []
+  list_packages:
+    description: Whether to report every installed package.
+    type: bool
+    default: false
+  record:
+    description: The packages that this bundle has installed on the host, one name a line.
+    type: path
+    default: /etc/pdstack/installed-packages
   current:
     description: The link that names the release in use.
     type: path
@@ -63,6 +71,16 @@ packages_missing:
   returned: always
   type: list
   elements: str
+packages_installed:
+  description: Every installed package.
+  returned: when O(list_packages=true)
+  type: list
+  elements: str
+packages_recorded:
+  description: The packages that this bundle has installed, empty when there is no record.
+  returned: always
+  type: list
+  elements: str
 current_release:
   description: The id of the release that O(current) points to, empty when there is none.
   returned: always
@@ -92,6 +110,8 @@ def main() -> None:
         argument_spec={
             "paths": {"type": "list", "elements": "str", "default": []},
             "packages": {"type": "list", "elements": "str", "default": []},
+            "list_packages": {"type": "bool", "default": False},
+            "record": {"type": "path", "default": "/etc/pdstack/installed-packages"},
             "current": {"type": "path", "default": "/opt/pdstack/current"},
             "plan": {"type": "path", "default": "/etc/pdstack/plan.json"},
             "baseline": {"type": "path", "default": "/etc/pdstack/baseline.json"},
@@ -108,6 +128,8 @@ def main() -> None:
             "disks": [codec.dump(hostinfo.disk(path)) for path in params["paths"]],
         },
         packages_missing=hostinfo.missing_packages(runner.run, params["packages"]),
+        packages_installed=hostinfo.installed_packages(runner.run) if params["list_packages"] else [],
+        packages_recorded=hostinfo.lines(params["record"]),
         plan=hostinfo.json_document(params["plan"]),
         baseline=hostinfo.json_document(params["baseline"]),
         current_release=os.path.basename(hostinfo.link_target(params["current"])),

@@ -28,6 +28,7 @@ KEEPERS = {
     "pd_kernel_wheel": "kernels",
     "pd_cuda_toolkit": "toolkit",
     "pd_repository_key": "key",
+    "pd_credentials": "credentials",
     "ansible.builtin.user": "user",
     "ansible.builtin.apt": "package",
     "ansible.builtin.dnf": "package",

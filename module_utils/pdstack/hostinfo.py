@@ -61,3 +61,20 @@ def missing_packages(runner: Runner, names: Sequence[str]) -> List[str]:
         present = {line.split()[1] for line in listed.out.splitlines() if line.startswith("installed ")}
         return [name for name in names if name not in present]
     return [name for name in names if runner(["rpm", "-q", "--whatprovides", name]).rc != 0]
+
+
+def installed_packages(runner: Runner) -> List[str]:
+    """Return the names of all packages that dpkg or rpm has installed."""
+    listed = runner(["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n"])
+    if listed.rc != 127:
+        return sorted({line.split()[1] for line in listed.out.splitlines() if line.startswith("installed ")})
+    return sorted(set(runner(["rpm", "-qa", "--qf", "%{NAME}\n"]).out.split()))
+
+
+def lines(path: str) -> List[str]:
+    """Return the lines of a file that say something, [] when there is no such file."""
+    try:
+        with open(path, encoding="utf-8") as handle:
+            return [line.strip() for line in handle if line.strip()]
+    except OSError:
+        return []

@@ -344,6 +344,13 @@ class Settings:
     drift_report: Optional[str] = option(
         None, "file on the controller for drift.yml's JSON, - for standard output", "a table alone"
     )
+    lock_break: bool = option(
+        False, "take a host over from a deployment that is known to be dead", "two deployments at once undo each other"
+    )
+    retire: Optional[str] = option(
+        None, "what retire.yml takes the system off: a host, or the inventory's name for all", "nothing by accident"
+    )
+    retire_keep: List[str] = option(list, "what retire.yml leaves in place: checkpoint", "a host without a trace")
     report_dir: Optional[str] = option(None, "folder on the controller for JSON and pictures", "no files unless asked")
 
 

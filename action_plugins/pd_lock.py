@@ -1,0 +1,42 @@
+"""Say who takes the lock, and whether whoever holds it still lives (see library/pd_lock.py)."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from typing import Any
+
+from ansible.module_utils.pdstack import codec, runlock
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+
+
+class ActionModule(ActionBase):
+    """The owner is the ansible-playbook process: this one is its child, for one task on one host."""
+
+    _supports_check_mode = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        variables = task_vars or {}
+        who = f"{getpass.getuser()}@{socket.gethostname()}"
+        what = f"inventory {os.path.basename(str(variables.get('inventory_dir') or '')) or '?'}"
+        me = runlock.myself(os.getppid(), who, what)
+        args = {**self._task.args, "owner": codec.dump(me)}
+        found = self._lock(args, variables)
+        holder = codec.load(runlock.Owner, found["holder"]) if found.get("holder") else None
+        if holder is not None and not found["held"]:
+            alive = runlock.lives(holder, me)
+            if alive is False:
+                display.display(f"{variables.get('inventory_hostname')}: {holder.who}'s run {holder.pid} ended early")
+                return self._lock({**args, "instead_of": codec.dump(holder)}, variables)
+            outcome = runlock.Outcome(False, holder, found["now"])
+            found["refusal"] = runlock.refusal(str(variables.get("inventory_hostname")), outcome, alive)
+        return found
+
+    def _lock(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self._execute_module(module_name="pd_lock", module_args=args, task_vars=task_vars)
+        return found

@@ -1,0 +1,69 @@
+"""A retired host is what it was before the deployment."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import scenario
+
+LISTS = ("users", "units", "failed", "timers", "packages", "firewall", "sysctl", "ports", "processes")
+
+
+def snapshot(host: Any) -> dict[str, Any]:
+    program = (scenario.ROOT / "tests/fixtures/host_snapshot.py").read_text()
+    return json.loads(host.check_output("python3 -c %s", program))
+
+
+def before() -> dict[str, Any]:
+    return json.loads((Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "before.json").read_text())
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, list[str]]:
+    found = {}
+    for part in LISTS:
+        found[part] = [f"- {line}" for line in old[part] if line not in new[part]]
+        found[part] += [f"+ {line}" for line in new[part] if line not in old[part]]
+    paths = sorted({*old["files"], *new["files"]})
+    found["files"] = [
+        f"{path}: {old['files'].get(path, 'nothing')} -> {new['files'].get(path, 'nothing')}"
+        for path in paths
+        if old["files"].get(path) != new["files"].get(path)
+    ]
+    return {part: lines for part, lines in found.items() if lines}
+
+
+def test_a_deployment_leaves_something_everywhere_that_is_compared(host: Any) -> None:
+    """Otherwise the comparison below could not fail."""
+    found = differences(before(), snapshot(host))
+    assert {"files", "users", "units", "timers", "packages", "ports", "processes"} <= set(found)
+    text = "\n".join(found["files"])
+    for path in ("/etc/pdstack/plan.json", "/opt/pdstack/current", "/var/lib/pdstack", "/usr/local/lib/pdstack"):
+        assert path in text
+
+
+def test_without_the_right_name_nothing_is_changed() -> None:
+    for words in ([], ["-e", "pd_retire=somebody"], ["-e", "pd_retire=retire1", "-e", '{"pd_retire_keep": ["x"]}']):
+        done = scenario.playbook("retire.yml", *words)
+        assert done.returncode == 2, done.stdout
+        assert "Nothing was changed. Found: pd_retire=" in done.stdout
+        assert scenario.changed(done) == 0
+
+
+def test_a_retired_host_is_what_it_was(host: Any) -> None:
+    # The service is deployed and intact, so that what is retired is a whole one.
+    look = scenario.playbook("drift.yml")
+    assert look.returncode == 0, look.stdout
+    name = host.backend.get_hostname()
+    done = scenario.playbook("retire.yml", "-e", f"pd_retire={name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert scenario.changed(done) > 0
+    assert differences(before(), snapshot(host)) == {}
+
+
+def test_retiring_again_changes_nothing(host: Any) -> None:
+    done = scenario.playbook("retire.yml", "-e", "pd_retire=inventory")
+    assert (done.returncode, scenario.changed(done)) == (0, 0), done.stdout
+    assert differences(before(), snapshot(host)) == {}
