@@ -3,8 +3,8 @@
 The role renders what should be; this compares and writes. New contents are staged beside their
 targets first and renamed only when all of them lie on disk, so a full disk changes nothing.
 
-A file of which only comments change keeps its time: whoever compares that time with the start of a
-process (pd_units) then has no reason to restart it for a reworded explanation.
+A file of which only comments, owner or mode change keeps its time: whoever compares that time with the start of a
+process (pd_units) then has no reason to restart it for a reworded explanation or a chmod.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def apply(todo: FilesPlan) -> None:
     files = [
         todo.entries[c.path] for c in todo.changes if c.action != "remove" and todo.entries[c.path].content is not None
     ]
-    reworded = {c.path for c in todo.changes if c.action == "comments"}
+    same = {c.path for c in todo.changes if c.action in ("comments", "attributes")}
     ids = {entry.path: _ids(entry) for entry in folders + files}
     for entry in sorted(folders, key=lambda item: item.path):
         if os.path.islink(entry.path) or os.path.isfile(entry.path):
@@ -105,7 +105,7 @@ def apply(todo: FilesPlan) -> None:
                 handle.write(entry.content or "")
                 handle.flush()
                 os.fsync(handle.fileno())
-            if entry.path in reworded:
+            if entry.path in same:
                 kept = os.lstat(entry.path)
                 os.utime(temporary, ns=(kept.st_atime_ns, kept.st_mtime_ns))
         for _, path in staged:

@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import urllib.parse
-from typing import Callable, Dict, Iterable, List, Match, Pattern, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Match, Pattern, Tuple
 
 SHORTEST = 6  # characters of a known value: a shorter one would blot out innocent words
 
@@ -77,6 +77,8 @@ _SHAPES: List[Tuple[str, Pattern[str], str]] = [
         r"\g<keep>" + _removed("credential"),
     ),
 ]
+# "random" is how an inventory asks for a key that nobody has to know.
+_NO_VALUE = ("", "none", "null", "true", "false", "auto", "off", "random")
 _PLACEHOLDER = re.compile(r"<removed:[a-z-]+>")
 # The same, as it is written in different places: each has its own end of the value.
 _NAMED: List[Pattern[str]] = [
@@ -136,7 +138,7 @@ class Redactor:
 
 def _harmless(name: str, value: str) -> bool:
     """Whether a value with a suspicious name holds no secret: a number of tokens, a path, nothing."""
-    if _PLACEHOLDER.sub("", value).lower().strip("\"', ") in ("", "none", "null", "true", "false"):
+    if _PLACEHOLDER.sub("", value).lower().strip("\"', ") in _NO_VALUE:
         return True
     if re.fullmatch(r"(?:%d)?/[\w./@%-]*|\$\{?\w+\}?|\{\{.*\}\}|<[\w/|]{1,20}>", value):
         return True  # where a secret lies is no secret
@@ -155,3 +157,14 @@ def _forms(secret: str) -> List[str]:
     return [form for form in dict.fromkeys(forms) if len(form) >= SHORTEST] + [
         line.strip() for line in value.splitlines() if len(line.strip()) >= 16 and "-----" not in line
     ]
+
+
+def secrets_in(document: Any, name: str = "") -> List[str]:
+    """Return the values in a document whose key says that they are secrets: those of an inventory, for a Redactor."""
+    if isinstance(document, dict):
+        return [secret for key, item in document.items() for secret in secrets_in(item, str(key))]
+    if isinstance(document, list):
+        return [secret for item in document for secret in secrets_in(item, name)]
+    suspicious = re.fullmatch(_NAME, name, re.IGNORECASE) is not None
+    found = isinstance(document, str) and suspicious and not _harmless(re.sub(r"[-.]", "_", name.lower()), document)
+    return [document] if found else []

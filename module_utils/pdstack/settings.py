@@ -344,6 +344,9 @@ class Settings:
     drift_report: Optional[str] = option(
         None, "file on the controller for drift.yml's JSON, - for standard output", "a table alone"
     )
+    bundle: Optional[str] = option(
+        None, "file on the controller that support_bundle.yml writes", "pdstack-support.tar.gz in the current folder"
+    )
     lock_break: bool = option(
         False, "take a host over from a deployment that is known to be dead", "two deployments at once undo each other"
     )

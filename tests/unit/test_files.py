@@ -79,6 +79,17 @@ def test_a_file_of_which_only_comments_change_keeps_its_time(tmp_path: Path, bef
     assert (path.stat().st_mtime_ns == 10**18) == (action == "comments")
 
 
+def test_a_file_of_which_only_owner_or_mode_change_keeps_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("a: 1\n")
+    path.chmod(0o666)
+    os.utime(path, ns=(10**18, 10**18))
+    todo = files.plan([entry(path, "a: 1\n")])
+    assert actions(todo) == {"a": "attributes"}
+    files.apply(todo)
+    assert (path.stat().st_mode & 0o777, path.stat().st_mtime_ns) == (0o644, 10**18)
+
+
 def test_removes_only_strays_of_what_it_owns(tmp_path: Path) -> None:
     dropins = tmp_path / "pd-decode@0.service.d"
     declared = [entry(dropins, mode=0o755), entry(dropins / "placement.conf", "[Service]\n")]
