@@ -25,7 +25,8 @@ def command(name: str, *words: str) -> list[str]:
 
 
 def env(**more: str) -> dict[str, str]:
-    return {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **more}
+    plain = {"ANSIBLE_FORCE_COLOR": "0", "ANSIBLE_NOCOLOR": "1"}  # molecule asks for colours
+    return {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **plain, **more}
 
 
 def changed(done: subprocess.CompletedProcess[str]) -> int:

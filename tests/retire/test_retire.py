@@ -44,8 +44,9 @@ def test_a_deployment_leaves_something_everywhere_that_is_compared(host: Any) ->
         assert path in text
 
 
-def test_without_the_right_name_nothing_is_changed() -> None:
-    for words in ([], ["-e", "pd_retire=somebody"], ["-e", "pd_retire=retire1", "-e", '{"pd_retire_keep": ["x"]}']):
+def test_without_the_right_name_nothing_is_changed(host: Any) -> None:
+    name = host.backend.get_hostname()
+    for words in ([], ["-e", "pd_retire=somebody"], ["-e", f"pd_retire={name}", "-e", '{"pd_retire_keep": ["x"]}']):
         done = scenario.playbook("retire.yml", *words)
         assert done.returncode == 2, done.stdout
         assert "Nothing was changed. Found: pd_retire=" in done.stdout
