@@ -10,7 +10,7 @@ from policy import tree
 
 LONGEST = 500
 # Longer, and better off so.
-LONG_FILES = {}
+LONG_FILES = {"docs/reference/modules.md": "written from the modules"}
 SOURCE = (".py", ".yml", ".yaml", ".j2", ".md", ".sh", ".toml", ".cfg", ".cu", ".cuh", ".cpp", ".h", ".c")
 # Written in pieces, so that this file does not hold what it forbids.
 REGISTRIES = re.compile(
