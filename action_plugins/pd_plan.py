@@ -27,12 +27,14 @@ class ActionModule(ActionBase):
                 "previous": {"type": "raw"},
                 "release": {"type": "str", "default": ""},
                 "check_use": {"type": "bool", "default": True},
+                "variables": {"type": "dict", "default": {}},
             }
         )
         try:
             found = read_facts(inventory.builtin(args["facts"]))
             before = read_previous(inventory.builtin(args["previous"]))
-            wanted = plan.plan(inventory.read_intent(task_vars or {}, release=args["release"]), found, before)
+            intended = inventory.read_intent(task_vars or {}, release=args["release"], instead=args["variables"])
+            wanted = plan.plan(intended, found, before)
             if args["check_use"]:
                 held = plan.foreign_ports(wanted, found) + plan.foreign_processes(wanted, found)
                 if held:

@@ -34,6 +34,10 @@ options:
     description: Refuse planned ports and GPUs that the facts show in use by processes that are not ours.
     type: bool
     default: true
+  variables:
+    description: Variables that win over the inventory's, such as C(pd_topology) of a candidate that is only measured.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     support: full
@@ -81,6 +85,7 @@ def main() -> None:
             "previous": {"type": "raw"},
             "release": {"type": "str", "default": ""},
             "check_use": {"type": "bool", "default": True},
+            "variables": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )

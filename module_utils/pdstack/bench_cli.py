@@ -14,6 +14,7 @@ from typing import List, Optional, Sequence, Tuple
 
 from . import codec
 from .bench import ceiling, session, stream, workload
+from .http import Access
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -29,7 +30,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return 2
     try:
         wanted, lines = _request(given)
-        server = stream.server(given.url, _key(given.key_file), given.ca_file)
+        server = stream.server(given.url, Access(given.key_file, given.ca_file))
         result = session.measure(wanted, server, lines, lambda words: print(words, file=sys.stderr, flush=True))
     except (workload.WorkloadError, OSError, ValueError) as error:
         print(f"nothing was measured: {error}", file=sys.stderr)
@@ -102,13 +103,6 @@ def _request(given: argparse.Namespace) -> Tuple[session.Request, Optional[List[
         ),
         lines,
     )
-
-
-def _key(path: str) -> str:
-    if not path:
-        return ""
-    with open(path, encoding="utf-8") as stream_of_key:
-        return stream_of_key.read().strip()
 
 
 def _ints(text: str) -> List[int]:

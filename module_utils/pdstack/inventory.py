@@ -21,13 +21,16 @@ ROLE_PREFIXES = (
 
 
 def read_intent(
-    task_vars: Mapping[str, Any], role_variables: Optional[Iterable[str]] = None, release: str = ""
+    task_vars: Mapping[str, Any],
+    role_variables: Optional[Iterable[str]] = None,
+    release: str = "",
+    instead: Optional[Mapping[str, Any]] = None,
 ) -> intent.Intent:
     """Return the intent of the whole inventory, whatever part of it the play covers.
 
     ``task_vars`` needs ``groups`` and ``hostvars``. With ``role_variables`` (the options of our
     roles), variables that carry one of our prefixes but that nobody knows are refused. ``release`` takes the place of
-    what the hosts have as pd_release.
+    what the hosts have as pd_release, and ``instead`` holds more variables that win over the inventory's.
     Raises IntentError.
     """
     groups = {str(name): [str(host) for host in members] for name, members in task_vars.get("groups", {}).items()}
@@ -36,8 +39,8 @@ def read_intent(
     hosts = {name: _variables(name, task_vars["hostvars"][name], errors) for name in names}
     if errors:
         raise IntentError(errors)
-    if release:
-        hosts = {name: {**variables, f"{settings.PREFIX}release": release} for name, variables in hosts.items()}
+    wins = {**builtin(instead or {}), **({f"{settings.PREFIX}release": release} if release else {})}
+    hosts = {name: {**variables, **wins} for name, variables in hosts.items()}
     return intent.parse(hosts, groups, role_variables, ROLE_PREFIXES)
 
 

@@ -137,7 +137,8 @@ def value(kind: Any, data: Any, where: str, rule: Rule, errors: List[Refusal]) -
             return {}
         return {str(key): plain(item) for key, item in data.items()}
     if origin is list:
-        if not isinstance(data, (list, tuple)) or not all(isinstance(item, args[0]) for item in data):
+        allowed = (int, float) if args[0] is float else args[0]
+        if not isinstance(data, (list, tuple)) or not all(isinstance(item, allowed) for item in data):
             errors.append(Refusal(where, shown, f"a list, each item {_TYPE_WORDS[args[0]]}", "write a YAML list"))
             return []
         return [plain(item) for item in data]

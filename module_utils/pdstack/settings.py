@@ -302,6 +302,53 @@ class Security:
 
 
 @dataclass(frozen=True)
+class Benchmark:
+    """The load of benchmark.yml, ab.yml and profile.yml."""
+
+    client: str = option(
+        "pdstack",
+        "who sends: pdstack, the engine's own bench_serving, or both on the same server",
+        "it needs nothing on the host, and counts tokens by usage",
+        choices=("pdstack", "bench_serving", "both"),
+    )
+    endpoint: str = option("chat", "chat or completions", "what applications call", choices=("chat", "completions"))
+    concurrency: List[int] = option(lambda: [1, 8, 16, 64], "requests at once, one measurement each", "the reference's")
+    rates: List[float] = option(
+        list, "open loop instead: requests a second, Poisson arrivals", "a closed loop shows capacity"
+    )
+    dataset: str = option(
+        "fixed", "fixed, sharegpt-like, or a JSONL file on the controller", "the reference's fixed lengths"
+    )
+    input_len: int = option(256, "tokens of a prompt (fixed)", "the reference's", low=1, high=1_000_000)
+    output_len: int = option(
+        128, "tokens of an answer (fixed, or a line that names none)", "the reference's", low=1, high=1_000_000
+    )
+    requests: int = option(96, "requests of each measurement", "the reference's", low=1, high=1_000_000)
+    shared_prefix: float = option(
+        0.0, "share of the prompt that all requests have in common", "0 is a cold prefix cache", low=0.0, high=0.99
+    )
+    stop_at_eos: bool = option(False, "let answers end by themselves", "equal lengths compare")
+    repeats: int = option(2, "how often each measurement runs", "the noise band comes from it", low=1, high=20)
+    warmup: Optional[int] = option(
+        None, "requests before each measurement", "4 to 32 after the concurrency", low=0, high=10000
+    )
+    max_seconds: int = option(
+        600, "after this time of a measurement no further request leaves", "bounds the run", low=1, high=86400
+    )
+    label: Optional[str] = option(None, "what the report calls the run", "host and topology")
+    baseline: Optional[str] = option(
+        None, "a former result (JSON) to compare with, or previous", "the first run has none"
+    )
+    beside: List[str] = option(list, "results (JSON) that the page shows beside this one", "this run alone")
+    noise_floor: float = option(
+        0.05, "least change, as a share, that counts as one", "what repeats of one hour do not show", low=0.0, high=1.0
+    )
+    quality: bool = option(
+        True, "golden completions before and after, which must be right", "a faster wrong answer is no gain"
+    )
+
+
+@dataclass(frozen=True)
 class Settings:
     """Variables of the whole inventory, without their prefix ``pd_``. All hosts must agree on them."""
 
@@ -354,6 +401,13 @@ class Settings:
         None, "what retire.yml takes the system off: a host, or the inventory's name for all", "nothing by accident"
     )
     retire_keep: List[str] = option(list, "what retire.yml leaves in place: checkpoint", "a host without a trace")
+    benchmark: Benchmark = option(Benchmark, "the load of benchmark.yml, ab.yml and profile.yml", "the reference's")
+    ab_candidates: Dict[str, Any] = option(
+        dict, "ab.yml: a pd_topology for each candidate's name", "there is no choice that suits all hosts"
+    )
+    ab_confirm: bool = option(
+        False, "ab.yml: let each candidate serve in turn", "every change of topology restarts engines"
+    )
     report_dir: Optional[str] = option(None, "folder on the controller for JSON and pictures", "no files unless asked")
 
 

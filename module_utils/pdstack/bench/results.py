@@ -46,7 +46,7 @@ def load(document: Mapping[str, Any], name: str = "result") -> Result:
     return found
 
 
-def from_bench_serving(line: Mapping[str, Any], repeat: int = 1) -> Run:
+def from_bench_serving(line: Mapping[str, Any], repeat: int = 1, sent: int = 0) -> Run:
     """Return one line of ``sglang.bench_serving --output-file`` as a run.
 
     It waits for the first chunk with text to take TTFT and writes 0.00 where there was none (engine.md 7); its TPOT
@@ -64,9 +64,9 @@ def from_bench_serving(line: Mapping[str, Any], repeat: int = 1) -> Run:
         concurrency=int(line["max_concurrency"]),
         rate=None,
         repeat=repeat,
-        requests=int(line["completed"]),
+        requests=sent or int(line["completed"]),
         completed=int(line["completed"]),
-        failed=0,
+        failed=max(0, sent - int(line["completed"])),
         duration_s=seconds,
         input_tokens=int(line["total_input_tokens"]),
         output_tokens=int(line["total_output_tokens"]),

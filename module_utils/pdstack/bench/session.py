@@ -29,6 +29,7 @@ class Request:
     max_s: float = 600.0  # of one measurement: no request leaves later
     timeout_s: float = 600.0  # of one request
     label: str = ""
+    first_repeat: int = 1
 
 
 def now() -> str:
@@ -46,32 +47,72 @@ def measure(
     return asyncio.run(_measure(request, server, dataset, say))
 
 
+def prepare(request: Request, server: Server, dataset: Optional[Sequence[str]] = None) -> Tuple[Result, List[Prompt]]:
+    """Return an empty result and the prompts of the first step, for another client to send. Raises WorkloadError."""
+
+    async def both() -> Tuple[Result, List[Prompt]]:
+        endpoint, line = await _endpoint(request, server)
+        mine = _salted(request, request.first_repeat, _steps(request)[0])
+        return _result(request, endpoint.model, line, []), _prompts(mine, line, dataset)
+
+    return asyncio.run(both())
+
+
+Step = Tuple[Optional[int], Optional[float]]  # concurrency, or rate
+
+
+def _steps(request: Request) -> List[Step]:
+    if request.rates:
+        return [(None, rate) for rate in request.rates]
+    return [(count, None) for count in request.concurrencies]
+
+
+def _salted(request: Request, repeat: int, step: Step) -> Workload:
+    return replace(request.workload, salt=f"{request.workload.salt} {repeat} {step[0] or step[1]}")
+
+
+async def _endpoint(request: Request, server: Server) -> Tuple[load.Endpoint, Calibration]:
+    model = request.model or await load.first_model(server)
+    endpoint = load.Endpoint(server, model, request.chat, request.workload.ignore_eos, request.timeout_s)
+    return endpoint, await load.calibrate(endpoint, request.workload.salt)
+
+
 async def _measure(
     request: Request, server: Server, dataset: Optional[Sequence[str]], say: Callable[[str], None]
 ) -> Result:
-    wanted = request.workload
-    model = request.model or await load.first_model(server)
-    endpoint = load.Endpoint(server, model, request.chat, wanted.ignore_eos, request.timeout_s)
-    line = await load.calibrate(endpoint, wanted.salt)
-    say(f"model {model}; a word is {line.per_word:.2f} tokens, a prompt's frame {line.overhead:.0f}")
+    endpoint, line = await _endpoint(request, server)
+    say(f"model {endpoint.model}; a word is {line.per_word:.2f} tokens, a prompt's frame {line.overhead:.0f}")
     runs: List[Run] = []
-    steps: List[Tuple[Optional[int], Optional[float]]] = [(count, None) for count in request.concurrencies]
-    if request.rates:
-        steps = [(None, rate) for rate in request.rates]
-    for repeat in range(1, request.repeats + 1):
-        for concurrency, rate in steps:
-            mine = replace(wanted, salt=f"{wanted.salt} {repeat} {concurrency or rate}")
-            prompts = _prompts(mine, line, dataset)
-            name = f"C={concurrency}" if concurrency else f"{rate:g}/s"
-            await _warm(endpoint, request, mine, line, prompts, concurrency or 16)
-            progress = _named(name, say)
-            if concurrency is not None:
-                found = await load.closed_loop(endpoint, prompts, concurrency, request.max_s, progress)
-            else:
-                times = workload.arrivals(len(prompts), rate or 0.0, wanted.seed)
-                found = await load.open_loop(endpoint, prompts, times, request.max_s, progress)
-            runs.append(stats.run(found, concurrency, rate, repeat))
+    for repeat in range(request.first_repeat, request.first_repeat + request.repeats):
+        for step in _steps(request):
+            runs.append(await _one(request, endpoint, line, step, repeat, dataset, say))
             say(words(runs[-1]))
+    return _result(request, endpoint.model, line, runs)
+
+
+async def _one(
+    request: Request,
+    endpoint: load.Endpoint,
+    line: Calibration,
+    step: Step,
+    repeat: int,
+    dataset: Optional[Sequence[str]],
+    say: Callable[[str], None],
+) -> Run:
+    concurrency, rate = step
+    mine = _salted(request, repeat, step)
+    prompts = _prompts(mine, line, dataset)
+    await _warm(endpoint, request, mine, line, prompts, concurrency or 16)
+    progress = _named(f"C={concurrency}" if concurrency else f"{rate:g}/s", say)
+    if concurrency is not None:
+        found = await load.closed_loop(endpoint, prompts, concurrency, request.max_s, progress)
+    else:
+        times = workload.arrivals(len(prompts), rate or 0.0, mine.seed)
+        found = await load.open_loop(endpoint, prompts, times, request.max_s, progress)
+    return stats.run(found, concurrency, rate, repeat)
+
+
+def _result(request: Request, model: str, line: Calibration, runs: List[Run]) -> Result:
     return Result(
         label=request.label or request.url,
         when=now(),
@@ -79,7 +120,7 @@ async def _measure(
         url=request.url,
         model=model,
         chat=request.chat,
-        workload=wanted,
+        workload=request.workload,
         tokens_per_word=line.per_word,
         runs=runs,
     )

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional
 from urllib.parse import urlsplit
 
+from ..http import Access, read_key, trust
+
+OPEN = Access()  # no key, and the system's trust
 Clock = Callable[[], float]
 
 
@@ -45,14 +48,19 @@ class Server:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def server(url: str, key: str = "", ca_file: str = "") -> Server:
-    """Return the server of a base URL. ``ca_file`` "" trusts what the system trusts. Raises ValueError."""
+def server(url: str, access: Access = OPEN) -> Server:
+    """Return the server of a base URL. Without a ``ca_file``, https trusts what the system trusts.
+
+    Raises ValueError for what is no address, OSError for a key or certificate that cannot be read.
+    """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is no address; needed: http://HOST:PORT or https://HOST:PORT")
-    tls = ssl.create_default_context(cafile=ca_file or None) if parts.scheme == "https" else None
-    port = parts.port or (443 if tls else 80)
-    return Server(parts.hostname, port, parts.path.rstrip("/"), tls, {"Authorization": f"Bearer {key}"} if key else {})
+    tls = None
+    if parts.scheme == "https":
+        tls = trust(access.ca_file) if access.ca_file else ssl.create_default_context()
+    headers = {"Authorization": f"Bearer {read_key(access.key_file)}"} if access.key_file else {}
+    return Server(parts.hostname, parts.port or (443 if tls else 80), parts.path.rstrip("/"), tls, headers)
 
 
 class Exchange(asyncio.Protocol):

@@ -10,6 +10,7 @@ from pdstack import bench_cli, codec
 from pdstack.bench import ceiling, load, results, session, stats, stream, stub, workload
 from pdstack.bench.stub import Manners
 from pdstack.bench.workload import Prompt
+from pdstack.http import Access
 
 
 def against(manners, use, tls=None):
@@ -116,7 +117,8 @@ def test_open_loop_sends_at_its_times_however_slow_the_answers():
 
 
 def test_key_and_certificate_are_used(tmp_path):
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    key, certificate, secret = tmp_path / "key.pem", tmp_path / "cert.pem", tmp_path / "api_key"
+    secret.write_text("secret\n")
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate),
@@ -129,9 +131,10 @@ def test_key_and_certificate_are_used(tmp_path):
     tls.load_cert_chain(certificate, key)
 
     async def use(port):
-        good = stream.server(f"https://127.0.0.1:{port}", "secret", str(certificate))
-        no_key = stream.server(f"https://127.0.0.1:{port}", "", str(certificate))
-        no_trust = stream.server(f"https://127.0.0.1:{port}", "secret")
+        url = f"https://127.0.0.1:{port}"
+        good = stream.server(url, Access(str(secret), str(certificate)))
+        no_key = stream.server(url, Access("", str(certificate)))
+        no_trust = stream.server(url, Access(str(secret)))
         model = await load.first_model(good)
         failures = []
         for target in (no_key, no_trust):
