@@ -80,7 +80,7 @@ class ActionModule(ActionBase):
             planned = self._module(args, task_vars, check=True)
             if planned.get("failed"):
                 return planned
-            if planned.get("changed"):
+            if planned.get("changed") or args["peer_name"] in (args.get("peer_seeds") or []):
                 self._share_secret(args)
         started = self._module({**args, "wait": False}, task_vars)
         if started.get("failed") or "outcome_file" not in started:

@@ -135,6 +135,13 @@ options:
   peer_name:
     description: This host's name in O(peers). The action plugin sets it.
     type: str
+  peer_seeds:
+    description:
+      - Those of O(peers) that have the checkpoint already, while others do not. They serve it in place of the sources.
+      - M(pd_checkpoint) with O(state=status) finds them, as the role C(checkpoint) does.
+    type: list
+    elements: str
+    default: []
   peer_port:
     description: TCP port for the exchange between hosts.
     type: int
@@ -296,6 +303,7 @@ SPEC: Dict[str, Any] = {
     "run": {"type": "str", "choices": ["inline", "unit"], "default": "inline"},
     "peers": {"type": "dict", "default": {}},
     "peer_name": {"type": "str"},
+    "peer_seeds": {"type": "list", "elements": "str", "default": []},
     "peer_port": {"type": "int", "default": 28999},
     "wait": {"type": "bool", "default": True},
 }
@@ -343,7 +351,18 @@ def fan_out_of(params: Dict[str, Any], name: str) -> Optional[FanOut]:
         raise CheckpointError("bad-input", "two peers with one address", "an address of its own for every host")
     names = sorted(addresses)
     own = names.index(params["peer_name"])
-    return FanOut(own, names, [addresses[host] for host in names], params["peer_port"], secret_path(name))
+    places = [addresses[host] for host in names]
+    seeds = [host for host in names if host in params["peer_seeds"]]
+    return FanOut(own, names, places, params["peer_port"], secret_path(name), seeds)
+
+
+def seeds(fan_out: Optional[FanOut]) -> bool:
+    """True where this host, being intact, is to serve the others."""
+    return (
+        fan_out is not None
+        and fan_out.names[fan_out.index] in fan_out.seeds
+        and len(fan_out.seeds) < len(fan_out.names)
+    )
 
 
 def run_inline(params: Dict[str, Any], request: Request, check: bool) -> Dict[str, Any]:
@@ -375,9 +394,10 @@ def run_unit(params: Dict[str, Any], request: Request, check: bool, service: Ser
         return values
     intact = reconciler.intact()
     files = service.install(request.root)
-    if intact is not None:
+    fan_out = fan_out_of(params, name)
+    if intact is not None and not seeds(fan_out):
         return {**report(intact), "service_files": files, "changed": bool(files)}
-    service.start(request, name, fan_out_of(params, name))
+    service.start(request, name, fan_out)
     values = {
         "changed": True,
         "unit": unit_name(name),

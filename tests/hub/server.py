@@ -37,8 +37,8 @@ class Fault:
     """What goes wrong with the next ``times`` requests whose path contains ``match``.
 
     kind: status | drop | cut | hang | trickle | short | announced_short | long | flip | ignore_range |
-    html | moved | gzip | no_length. ``at`` is a fraction of the body. ``cut`` ends the connection after ``byte`` bytes
-    of the answer, its header included, and ``reset`` says whether by RST.
+    html | moved | gzip | no_length | wrong_and_drop. ``at`` is a fraction of the body. ``cut`` ends the connection
+    after ``byte`` bytes of the answer, its header included, and ``reset`` says whether by RST.
     """
 
     match: str
@@ -380,8 +380,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self, fd: int, start: int, count: int, announced: int, fault: Fault | None) -> None:
         hub = self.server
         kind = fault.kind if fault else ""
-        stop = int(count * fault.at) if fault and kind in ("drop", "hang", "short") else None
+        stop = int(count * fault.at) if fault and kind in ("drop", "hang", "short", "wrong_and_drop") else None
         flip = start + int(count * fault.at) if fault and kind == "flip" else None
+        flip = start if kind == "wrong_and_drop" else flip
         limit = min(count, announced) if stop is None else stop
         if hub.rate is None and not kind and not hub.tls:
             self.wfile.flush()
@@ -409,7 +410,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"x" * 10)
         if kind == "hang" and fault:
             time.sleep(fault.seconds)
-        if kind in ("drop", "hang", "short"):
+        if kind in ("drop", "hang", "short", "wrong_and_drop"):
             self.close_connection = True
         if kind == "drop":
             self.wfile.flush()

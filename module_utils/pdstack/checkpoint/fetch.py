@@ -96,7 +96,7 @@ class Flight:
 
 @dataclass(frozen=True)
 class Pick:
-    """A file, the names of the sources to ask for it, and how often (None: as often as the options say)."""
+    """A file, the names of the sources to ask for it in order, and how often (None: as often as the options say)."""
 
     file: RepoFile
     sources: List[str]
@@ -107,7 +107,7 @@ class Pick:
 class Scheduler(Protocol):
     """Decides what comes next; all methods are called under one lock but ``take_off`` and ``land``."""
 
-    def next(self, waiting: Sequence[RepoFile], usable: Set[str], flying: Dict[str, str]) -> Optional[Pick]: ...
+    def next(self, waiting: Sequence[RepoFile], usable: Sequence[str], flying: Dict[str, str]) -> Optional[Pick]: ...
 
     def failed(self, pick: Pick) -> bool: ...
 
@@ -119,8 +119,8 @@ class Scheduler(Protocol):
 class InOrder:
     """The scheduler of a host by itself: every source may have every file, a failure is final."""
 
-    def next(self, waiting: Sequence[RepoFile], usable: Set[str], flying: Dict[str, str]) -> Optional[Pick]:
-        return Pick(waiting[0], sorted(usable))
+    def next(self, waiting: Sequence[RepoFile], usable: Sequence[str], flying: Dict[str, str]) -> Optional[Pick]:
+        return Pick(waiting[0], list(usable))
 
     def failed(self, pick: Pick) -> bool:
         return False
@@ -143,19 +143,20 @@ class SourceState:
 
 @dataclass
 class _Attempt:
-    """One file on its way. ``contributors``: who delivered the bytes since byte 0; None is an earlier run."""
+    """One file on its way. ``contributors``: who delivered its bytes so far; None is an earlier run, or hearsay."""
 
     file: RepoFile
     fd: int
     digests: Digests
     flight: Flight
-    allowed: Set[str]
+    allowed: List[str]
     attempts: int
     have: int = 0
     failures: int = 0
     corrupt: Dict[str, int] = field(default_factory=dict)
     excluded: Dict[str, str] = field(default_factory=dict)
     contributors: Set[Optional[str]] = field(default_factory=set)
+    pure: bool = False  # no source goes on where another stopped: their mixture was wrong, and nobody knows whose part
     errors: List[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
@@ -258,7 +259,7 @@ class Fetcher:
         """Take the next file off the list; None where there is none or where it is better to wait."""
         if not waiting:
             return None
-        usable = {state.source.name for state in self.states if not state.dropped}
+        usable = [state.source.name for state in self.states if not state.dropped]
         pick = self._scheduler.next(waiting, usable, self._flying)
         if pick is not None:
             waiting.remove(pick.file)
@@ -310,7 +311,7 @@ class Fetcher:
         """Return the matching digests once ``fd`` holds all bytes of the file."""
         file = pick.file
         tries = self._options.attempts if pick.attempts is None else pick.attempts
-        attempt = _Attempt(file, fd, Digests(file), flight, set(pick.sources), tries)
+        attempt = _Attempt(file, fd, Digests(file), flight, pick.sources, tries)
         size = os.fstat(fd).st_size
         if size > file.size:
             os.ftruncate(fd, 0)
@@ -325,12 +326,15 @@ class Fetcher:
                 if attempt.digests.matches():
                     return attempt.digests
                 self._wrong_digest(attempt)
+                turn += 1
             if self._stop.is_set():
                 raise _Stopped()
-            usable = [state for state in self.states if self._may_ask(state, attempt)]
+            usable = [state for name in attempt.allowed for state in self.states if self._may_ask(name, state, attempt)]
             if not usable or attempt.failures >= attempt.attempts:
                 raise self._given_up(attempt)
             state = usable[turn % len(usable)]
+            if attempt.pure and attempt.contributors - {state.source.name}:
+                self._start_again(attempt)
             before = attempt.have
             try:
                 self._pull(state.source, attempt)
@@ -342,9 +346,8 @@ class Fetcher:
                     if turn % len(usable) == 0:
                         self._pause(attempt.failures, error.retry_after)
 
-    def _may_ask(self, state: SourceState, attempt: _Attempt) -> bool:
-        name = state.source.name
-        return not state.dropped and name in attempt.allowed and name not in attempt.excluded
+    def _may_ask(self, name: str, state: SourceState, attempt: _Attempt) -> bool:
+        return state.source.name == name and not state.dropped and name not in attempt.excluded
 
     def _pull(self, source: Source, attempt: _Attempt) -> None:
         """Append bytes from ``source`` until the file is complete. Raises SourceError."""
@@ -410,6 +413,11 @@ class Fetcher:
                         limit = getattr(state.source, "corrupt_limit", self._options.corrupt_per_source)
                         if state.corrupt >= limit:
                             state.dropped = f"{state.corrupt} files with a wrong digest"
+        else:
+            attempt.pure = True
+        self._start_again(attempt)
+
+    def _start_again(self, attempt: _Attempt) -> None:
         self._progress.undo(attempt.have)
         os.ftruncate(attempt.fd, 0)
         attempt.have, attempt.digests = 0, Digests(attempt.file)

@@ -3,6 +3,9 @@
 Host i owns the files i, i + N, i + 2N, ... of the listing. It fetches those from the origin and passes their bytes on
 while they arrive, so that every link is busy from the first second and the origin sends each byte about once. All bytes
 are hashed by whoever receives them: a peer that lies or dies is dropped, and what it owned goes to the next host.
+
+A seed, a host that has everything already, owns nothing and stands in for the origin: each of the others takes its own
+share from it. It would else have to send all to all.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ SCHEME = "Pdstack"
 class FanOut:
     """The hosts of one run. ``addresses`` in the same order on every host; this one is ``index``.
 
-    ``secret_file`` holds what all of them share for this run.
+    ``secret_file`` holds what all of them share for this run. ``seeds``: names of hosts that had everything before it.
     """
 
     index: int
@@ -49,6 +52,7 @@ class FanOut:
     addresses: List[str]
     port: int
     secret_file: str
+    seeds: List[str] = field(default_factory=list)
 
 
 def signature(secret: bytes, path: str) -> str:
@@ -111,6 +115,7 @@ class Swarm:
             if number != fan_out.index
         ]
         self._views = {peer.name: View() for peer in self.peers}
+        self._seeds = {f"peer {name}" for name in fan_out.seeds}
         self._order: Dict[str, int] = {}
         self._failures: Dict[str, int] = {}  # by key
         self._blame: Dict[str, int] = {}  # by peer
@@ -149,10 +154,10 @@ class Swarm:
         self.origin_workers = max(1, wanted // count)
         return min(64, self.origin_workers * count + 1)
 
-    def offer(self, key: str, places: List[str]) -> None:
-        """Serve a proven file, from the first of ``places`` that exists."""
+    def offer(self, files: Dict[str, List[str]]) -> None:
+        """Serve proven files: key to the places of which the first that exists is read. Others hear of all at once."""
         with self._lock:
-            self._have[key] = places
+            self._have.update(files)
             self._news()
 
     def take_off(self, key: str, flight: Flight) -> None:
@@ -210,43 +215,49 @@ class Swarm:
         since, now = self._views[name].since, self._clock.monotonic()
         return now - self._started < GRACE if since is None else now - since < SILENCE
 
-    def _owner(self, key: str, usable: Set[str]) -> str:
+    def _owner(self, key: str, friends: Set[str]) -> str:
         """Return the name of the peer that owns a file, "" for this host: the first living one in turn."""
         count = len(self._fan_out.names)
         for step in range(count):
             number = (self._order.get(key, 0) + step) % count
+            name = f"peer {self._fan_out.names[number]}"
+            if name in self._seeds:
+                continue
             if number == self._fan_out.index:
                 return ""
-            name = f"peer {self._fan_out.names[number]}"
             view = self._views[name]
             # One that is done without the file, such as one that was given up, will never have it.
-            if name in usable and self._alive(name) and not (view.done and key not in view.have):
+            if name in friends and self._alive(name) and not (view.done and key not in view.have):
                 return name
         return ""
 
     # -- the order of work (see fetch.Scheduler) ---------------------------------------------
 
-    def next(self, waiting: Sequence[RepoFile], usable: Set[str], flying: Dict[str, str]) -> Optional[Pick]:
+    def next(self, waiting: Sequence[RepoFile], usable: Sequence[str], flying: Dict[str, str]) -> Optional[Pick]:
         """Return the next file and its sources, None where waiting is better."""
-        usable = {name for name in usable if self._blame.get(name, 0) < BANNED}
         origins = [name for name in usable if name not in self._views]
-        at_origin = sum(1 for source in flying.values() if source not in self._views)
+        friends = {name for name in usable if name in self._views and self._blame.get(name, 0) < BANNED}
+        own = sum(1 for key, source in flying.items() if source not in self._views or not self._owner(key, friends))
+        seeds = [name for name in self._seeds & friends if self._alive(name)]
+        early = self._clock.monotonic() - self._started < GRACE
+        expected = early and any(not (self._views[name].have or self._views[name].done) for name in seeds)
         load: Dict[str, int] = {}
         for source in flying.values():
             load[source] = load.get(source, 0) + 1
         from_peer: List[Tuple[int, int, RepoFile, str]] = []
         for file in waiting:
-            owner = self._owner(file.key, usable)
+            owner = self._owner(file.key, friends)
             given_up = self._failures.get(file.key, 0) >= GIVE_UP
             # Without an origin this host fails at once: the others wait for its share, and take it over then.
-            room = at_origin < self.origin_workers or not origins
-            if room and (owner == "" or given_up):
-                return Pick(file, origins, from_origin=True)
-            if given_up:
+            room = own < self.origin_workers or not origins
+            if owner == "" or given_up:
+                holding = [name for name in seeds if file.key in self._views[name].have and not given_up]
+                if room and (holding or given_up or not expected):
+                    return Pick(file, self._spread(holding, file, load)[:1] + origins, from_origin=True)
                 continue
             for peer in self.peers:
                 view = self._views[peer.name]
-                if peer.name not in usable or not self._alive(peer.name):
+                if peer.name not in friends or peer.name in self._seeds or not self._alive(peer.name):
                     continue
                 if file.key in view.have or (file.key in view.flying and peer.name == owner):
                     holders = sum(file.key in other.have for other in self._views.values())
@@ -257,10 +268,16 @@ class Swarm:
         _, _, file, name = min(from_peer, key=lambda item: item[:2])
         return Pick(file, [name], from_origin=False, attempts=PEER_ATTEMPTS)
 
+    def _spread(self, names: List[str], file: RepoFile, load: Dict[str, int]) -> List[str]:
+        """Return the names with the least busy first; among equals another one for another file."""
+        turn = int(file.key[-4:], 16) % max(1, len(names))
+        ordered = sorted(names)
+        return sorted(ordered[turn:] + ordered[:turn], key=lambda name: load.get(name, 0))
+
     def failed(self, pick: Pick) -> bool:
         """Note a failed pick; True where the file is to be put back, since another source may have it."""
-        if pick.from_origin:
-            return False
+        if pick.from_origin and not (pick.sources and self._views.keys() >= set(pick.sources)):
+            return False  # an origin was asked too, or there is none left to ask
         self._failures[pick.file.key] = self._failures.get(pick.file.key, 0) + 1
         for name in pick.sources:
             self._blame[name] = self._blame.get(name, 0) + 1

@@ -89,6 +89,9 @@ class Reconciler:
         started = self._world.clock.monotonic()
         intact = self.intact()
         if intact is not None:
+            manifest = self._manifest()
+            if manifest is not None:
+                self._offer(self._select(manifest.listing), manifest.files)
             return intact
         if check:
             self._would(self._listing())
@@ -268,11 +271,9 @@ class Reconciler:
         if swarm is None:
             return
         swarm.share(selected.files)
-        for file in selected.files:
-            if file.path in entries:
-                swarm.offer(
-                    file.key, [os.path.join(base, file.path) for base in (self.store.final, self.store.staging)]
-                )
+        bases = (self.store.final, self.store.staging)
+        here = [file for file in selected.files if file.path in entries]
+        swarm.offer({file.key: [os.path.join(base, file.path) for base in bases] for file in here})
 
     def _fetch(self, base: str, listing: Listing, todo: List[RepoFile], entries: Dict[str, Entry]) -> None:
         groups: Dict[str, List[RepoFile]] = {}

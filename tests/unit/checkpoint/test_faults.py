@@ -138,6 +138,16 @@ def test_a_mirror_that_lies_is_left_for_the_hub(site, toy):
     assert len(site.hub.requests(f"/resolve/{toy.commit}/model-{SHARD}")) == 1
 
 
+def test_a_wrong_beginning_from_one_source_does_not_spoil_the_next(site):
+    """The mirror sends a wrong byte and breaks off, the hub goes on from there: nobody knows whose fault it is."""
+    site.hub.faults = [Fault(f"/plain/model-{SHARD}", "wrong_and_drop", times=99)]
+
+    site.present(sources=[site.hub.mirror, "hub"])
+
+    assert site.wrong_files() == []
+    assert len(site.hub.requests(f"/plain/model-{SHARD}")) <= 3
+
+
 def test_a_dead_mirror_costs_nothing_but_time(site):
     result = site.present(sources=["http://127.0.0.1:9/", "hub"])
 

@@ -47,8 +47,9 @@ class Host:
 
 
 class Fleet:
-    def __init__(self, site, count: int) -> None:
+    def __init__(self, site, count: int, seeds: tuple[int, ...] = ()) -> None:
         self.site = site
+        self.seeds = [f"h{number}" for number in seeds]
         self.names = [f"h{number}" for number in range(count)]
         self.addresses = [f"127.0.0.{2 + number}" for number in range(count)]
         self.port = free_port(self.addresses)
@@ -58,7 +59,7 @@ class Fleet:
         ]
 
     def fan_out(self, number: int) -> FanOut:
-        return FanOut(number, self.names, self.addresses, self.port, "")
+        return FanOut(number, self.names, self.addresses, self.port, "", self.seeds)
 
     def start(self, number: int) -> None:
         host = self.hosts[number]
@@ -88,7 +89,8 @@ def big(site, tmp_path, monkeypatch):
     """Shards that take some tenths of a second each, so that the hosts overlap."""
     monkeypatch.setattr(peers, "GRACE", 1.5)
     monkeypatch.setattr(peers, "POLL", 0.05)
-    monkeypatch.setattr(peers, "SILENCE", 3.0)
+    monkeypatch.setattr(peers, "NEWS", 0.5)
+    monkeypatch.setattr(peers, "SILENCE", 2.0)
     toy = repository.make(tmp_path / "big", shards=9, shard_bytes=1 << 18)
     with Hub(toy) as hub:
         site.hub, site.toy, hub.rate = hub, toy, 4e6
@@ -122,6 +124,64 @@ def test_a_host_that_never_comes_is_replaced(big):
         assert host.error is None
         assert host.site.wrong_files() == []
     assert origin_share(big) <= 1.05
+
+
+def from_peer(fleet: Fleet, name: str) -> int:
+    """Return the bytes that the others say they have from ``name``."""
+    return sum(host.result.bytes_by_source.get(f"peer {name}", 0) for host in fleet.hosts if host.result)
+
+
+def test_hosts_that_have_it_serve_those_that_do_not(big):
+    """A host that joins later, or one whose disk was replaced: nothing comes from the origin again."""
+    fleet = Fleet(big, 4, seeds=(0, 2))
+    for number in (0, 2):
+        fleet.hosts[number].site.present()
+    big.hub.log.clear()
+    big.hub.sent = 0
+    for number in range(4):
+        fleet.start(number)
+    fleet.join()
+
+    for host in fleet.hosts:
+        assert host.error is None
+        assert host.site.wrong_files() == []
+        assert host.result.changed == (host.number in (1, 3))
+    assert big.hub.sent == 0
+    assert not big.hub.requests("/resolve/")
+    size = sum(big.toy.size(path) for path in big.toy.paths())
+    assert from_peer(fleet, "h0") > 0
+    assert from_peer(fleet, "h2") > 0
+    assert from_peer(fleet, "h0") + from_peer(fleet, "h2") <= 1.2 * size, "the seeds sent all to all"
+
+
+def test_a_seed_that_is_gone_leaves_the_origin(big):
+    fleet = Fleet(big, 3, seeds=(2,))
+    fleet.start(0)
+    fleet.start(1)
+    fleet.join()
+
+    for host in fleet.hosts[:2]:
+        assert host.error is None
+        assert host.site.wrong_files() == []
+    assert origin_share(big) <= 1.05
+
+
+def test_a_seed_that_has_less_than_it_seemed(big):
+    """Its disk lost a shard after the look: it fetches that one like everybody else."""
+    fleet = Fleet(big, 2, seeds=(1,))
+    lost = fleet.hosts[1].site
+    lost.present()
+    shard = repository.shard_name(3, 9)
+    (lost.folder / shard).unlink()
+    big.hub.sent = 0
+    fleet.start(0)
+    fleet.start(1)
+    fleet.join()
+
+    for host in fleet.hosts:
+        assert host.error is None
+        assert host.site.wrong_files() == []
+    assert big.hub.sent <= 1.05 * big.toy.size(shard)
 
 
 class Liar(ThreadingHTTPServer):
@@ -164,9 +224,12 @@ class Liar(ThreadingHTTPServer):
         super().__init__((fleet.addresses[number], fleet.port), Handler)
 
 
-@pytest.mark.parametrize("mode", ["lies", "lies, saying that it cannot know", "dies", "nonsense"])
-def test_a_peer_that_lies_or_dies_is_dropped(big, mode):
-    fleet = Fleet(big, 3)
+BAD = ("lies", "lies, saying that it cannot know", "dies", "nonsense")
+
+
+@pytest.mark.parametrize(("mode", "seeds"), [*((mode, ()) for mode in BAD), (BAD[1], (2,)), (BAD[2], (2,))])
+def test_a_peer_that_lies_or_dies_is_dropped(big, mode, seeds):
+    fleet = Fleet(big, 3, seeds)
     with Liar(fleet, 2, mode) as liar:
         threading.Thread(target=liar.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         fleet.start(0)
@@ -239,7 +302,7 @@ class TestServer:
         """More than a socket's buffer holds: the server has to wait for the reader, and goes on."""
         key, size = "sha256-" + "0" * 64, 24 << 20
         (tmp_path / "file").write_bytes(bytes(size))
-        swarm.offer(key, [str(tmp_path / "file")])
+        swarm.offer({key: [str(tmp_path / "file")]})
         path = f"/file/{key}"
         with socket.create_connection((swarm.address, swarm.port), 5, ("127.0.0.3", 0)) as connection:
             proof = f"Authorization: Pdstack {signature(SECRET, path)}"
