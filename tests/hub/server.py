@@ -427,9 +427,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="bytes per second and body")
     parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--token", help="what it wants of who asks")
     arguments = parser.parse_args()
     hub = Hub(Repository(arguments.folder), address=arguments.address, port=arguments.port)
-    hub.rate = arguments.rate
+    hub.rate, hub.token = arguments.rate, arguments.token
     print(hub.url, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         hub.serve_forever()

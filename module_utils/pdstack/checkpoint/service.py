@@ -292,6 +292,7 @@ class Service:
                 write_json(f"{self.state_dir}/roots.json", roots)
             return []
         self.run(["systemctl", "disable", "--now", "pd-scrub.timer"])
+        self.run(["systemctl", "clean", "--what=state", "pd-scrub.timer"])  # when it last struck
         gone = [path for path in (*self._files(), f"{STATE_DIR}/roots.json") if os.path.lexists(self.prefix + path)]
         for path in gone:
             os.unlink(self.prefix + path)
