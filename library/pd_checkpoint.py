@@ -208,10 +208,17 @@ verified:
   type: list
   elements: str
 repaired:
-  description: Files that were replaced inside the published folder. An engine that maps them should restart.
+  description:
+    - Files that were replaced inside the published folder, each by one rename. Nothing has to be drained for that.
+    - What it means for engines is in RV(suspect_since); M(pd_units) restarts those that it concerns.
   returned: always
   type: list
   elements: str
+suspect_since:
+  description:
+    - When the first of RV(repaired) was last proven, UTC. An engine that started after it may have loaded wrong bytes.
+  returned: when files were repaired
+  type: str
 linked:
   description: Files that another revision had, hard-linked.
   returned: always

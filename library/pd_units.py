@@ -36,6 +36,12 @@ options:
         type: list
         elements: str
         default: []
+      checkpoint:
+        description:
+          - The folder of M(pd_checkpoint) that the process loads. One that started after a file of it was last proven,
+            and before that file was repaired, is stale.
+        type: str
+        default: ""
   owned:
     description: Patterns of units that belong to the declared set alone, as C(systemctl list-units) takes them.
     type: list
@@ -155,6 +161,7 @@ def main() -> None:
                     "name": {"type": "str", "required": True},
                     "set": {"type": "str", "default": ""},
                     "files": {"type": "list", "elements": "str", "default": []},
+                    "checkpoint": {"type": "str", "default": ""},
                 },
             },
             "owned": {"type": "list", "elements": "str", "default": []},
@@ -177,7 +184,10 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    wanted = [units.WantedUnit(item["name"], item["set"], tuple(item["files"])) for item in params["units"]]
+    wanted = [
+        units.WantedUnit(item["name"], item["set"], tuple(item["files"]), item["checkpoint"])
+        for item in params["units"]
+    ]
     try:
         todo, stale_sets, states = observe(wanted, params)
         if not (module.check_mode or params["observe"]):

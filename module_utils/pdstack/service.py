@@ -78,6 +78,7 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
                     *RELEASE,
                     KERNELS,
                 ],
+                "checkpoint": instance["args"]["model-path"],
             }
         )
     for router in routers_of(plan, host):

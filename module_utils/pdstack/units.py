@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
+from .checkpoint import repairs
 from .runner import Runner, need
 
 _PROPERTIES = (
@@ -56,6 +57,7 @@ class WantedUnit:
     name: str
     set: str = ""
     files: Sequence[str] = ()  # paths or globs whose change makes the process stale; links by their own time
+    checkpoint: str = ""  # the folder that the process loads: see checkpoint/repairs.py
 
 
 @dataclass
@@ -136,7 +138,7 @@ def stale_reason(unit: WantedUnit, state: UnitState, changed: Iterable[str], clo
         moment = changed_at(path)
         if moment is not None and state.started_us and moment > started:
             return f"{path} changed after the process started"
-    return None
+    return repairs.suspect(unit.checkpoint, started) if unit.checkpoint and state.started_us else None
 
 
 def plan(

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Callable, Dict, Iterator, List, Optional, Sequence
 
-from . import links, listing as listings, manifest as manifests, plan as plans, retire, sanity, scrub
+from . import links, listing as listings, manifest as manifests, plan as plans, repairs, retire, sanity, scrub
 from .errors import CheckpointError, SourceError
 from .fetch import Clock, Fetcher, FetchOptions, disk_error
 from .listing import Listing, RepoFile
@@ -80,7 +80,8 @@ class Reconciler:
         if manifest is not None and self.store.base == self.store.final and manifest.listing == self._listing():
             selected = self._select(manifest.listing)
             plan = self._observe(selected, self._rehash())
-            if not plan.strays and all(step.action == plans.KEEP for step in plan.steps):
+            whole = not plan.strays and all(step.action == plans.KEEP for step in plan.steps)
+            if whole and not repairs.is_open(self.store):
                 return self._finish(selected, plan, started)
         return None
 
@@ -243,6 +244,10 @@ class Reconciler:
         bad = [step.file for step in plan.of(plans.FETCH)]
         bad += [step.file for step in plan.of(plans.HASH) if step.file.path not in hashed]
         entries = dict(current.files)
+        if published and bad:
+            since = min(scrub.proven(file.path, known, store) for file in bad)
+            repairs.begin(store, since, sorted(file.path for file in bad))
+            self._result.suspect_since = _utc(since)
         todo = self._link(base, bad, entries)
         self._offer(selected, entries)
         self._describe(selected, plan, hashed)
@@ -260,6 +265,7 @@ class Reconciler:
             )
         if not published:
             self._publish()
+        repairs.end(store, self._world.clock.time())
         repaired = sorted(file.path for file in bad) if published else []
         self._result.repaired = repaired
         self._result.changed = not published or bool(bad or self._result.quarantined)
@@ -486,6 +492,10 @@ class Reconciler:
         times = scrub.merge({**known, **(entries or {})}, self.store)
         oldest = manifests.oldest_verification(times)
         if oldest is not None:
-            result.last_full_verify = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(oldest))
+            result.last_full_verify = _utc(oldest)
         result.seconds = self._world.clock.monotonic() - started
         return result
+
+
+def _utc(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))

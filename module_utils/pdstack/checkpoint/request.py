@@ -64,6 +64,9 @@ class Result:
     fetched: List[str] = field(default_factory=list)
     verified: List[str] = field(default_factory=list)  # hashed on the disk in this run
     repaired: List[str] = field(default_factory=list)  # replaced inside the published directory
+    suspect_since: Optional[str] = (
+        None  # when those were last proven: an engine that started later may hold wrong bytes
+    )
     linked: List[str] = field(default_factory=list)
     quarantined: List[str] = field(default_factory=list)
     bytes_by_source: Dict[str, int] = field(default_factory=dict)

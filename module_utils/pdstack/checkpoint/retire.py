@@ -33,7 +33,7 @@ def plan(store: Store) -> Retirement:
     """Return what there is to take away."""
     places = [base for base in (store.final, store.staging) if load_manifest(base) is not None]
     listing = _listing(places)
-    files = [store.status, store.scrub]
+    files = [store.status, store.scrub, store.repairs]
     if listing is not None:
         names = [file.key + suffix for file in listing.files for suffix in ("", ".link", ".twin")]
         files += [os.path.join(store.partials, name) for name in names]
@@ -84,7 +84,7 @@ def _remove(store: Store, base: str) -> List[str]:
 def _remove_empty(store: Store) -> None:
     """Take away our empty work folders, and the lock where nothing is left to protect."""
     shutil.rmtree(store.scratch, ignore_errors=True)  # of a run that was killed
-    for name in ("staging", "partial", "status", "scrub", "quarantine"):
+    for name in ("staging", "partial", "status", "scrub", "repairs", "quarantine"):
         with contextlib.suppress(OSError):
             os.rmdir(os.path.join(store.work, name))
     left = set(os.listdir(store.work))

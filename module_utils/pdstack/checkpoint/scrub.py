@@ -68,6 +68,12 @@ def merge(entries: Dict[str, Entry], store: Store) -> Dict[str, Entry]:
     return merged
 
 
+def proven(path: str, entries: Dict[str, Entry], store: Store) -> float:
+    """Return when a file was last proven, whatever became of it since, in seconds since the epoch; 0 for unknown."""
+    entry, finding = entries.get(path), load(store).files.get(path)
+    return max(entry.verified if entry is not None else 0.0, finding.verified if finding is not None else 0.0)
+
+
 def due(manifest: Manifest, store: Store, nights: int) -> List[str]:
     """Return the paths for tonight: those proven longest ago, enough that ``nights`` runs cover all bytes."""
     merged = merge(manifest.files, store)

@@ -51,6 +51,7 @@ MODULES = (
     "checkpoint.progress",
     "checkpoint.rclone",
     "checkpoint.reconcile",
+    "checkpoint.repairs",
     "checkpoint.request",
     "checkpoint.retire",
     "checkpoint.sanity",

@@ -6,7 +6,7 @@
     <root>/.pdstack/staging/<same name>/             verified files of a checkpoint not yet complete
     <root>/.pdstack/partial/<digest>                 bytes under way, kept between runs
     <root>/.pdstack/quarantine/<same name>/          files that did not belong, moved aside
-    <root>/.pdstack/{status,scrub}/<same name>.json  progress; what the scrub found
+    <root>/.pdstack/{status,scrub,repairs}/<same name>.json  progress; what the scrub found; what was replaced when
     <root>/.pdstack/lock                             one writer at a time, its owner inside
 """
 
@@ -65,6 +65,10 @@ class Store:
     @property
     def scrub(self) -> str:
         return os.path.join(self.work, "scrub", f"{self.name}.json")
+
+    @property
+    def repairs(self) -> str:
+        return os.path.join(self.work, "repairs", f"{self.name}.json")
 
     @property
     def scratch(self) -> str:
