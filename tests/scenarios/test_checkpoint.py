@@ -148,12 +148,12 @@ def test_a_reboot_in_the_middle_and_a_token_that_nobody_sees(place, tmp_path):
         seen = on("two", "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' ' '")
         assert "pdstack-checkpoint.pyz run" in seen
         boot = on("two", "cat /proc/sys/kernel/random/boot_id; systemctl show -P ExecMainPID " + UNIT)
+        before = place.stats()["sent"]
+        assert before < place.size, "it was finished before the reboot"
         lab("reboot", "two")
     finally:
         play.kill()
         play.wait()
-    sent = place.stats()["sent"]
-    assert sent < place.size, "it was finished before the reboot"
 
     wait_for(lambda: on("two", f"test -d {FOLDER} && echo yes || true"))
 
@@ -237,5 +237,5 @@ def test_retirement_takes_exactly_what_was_placed(place):
         empty = {"/var/lib/pdstack", MODELS}
         assert left - {"/etc/hub-token"} - empty == mine - empty
         assert place.before[host] <= files_of(host) | {path for path in place.before[host] if path.startswith("/tmp")}
-    assert on("two", "systemctl list-unit-files 'pd-*' --no-legend") == ""
+    assert on("two", "systemctl list-unit-files 'pd-*' --no-legend || true") == ""
     assert changed(place.play(checkpoint_state="absent")) == {"one": 0, "two": 0}
