@@ -59,8 +59,8 @@ def shard_name(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-def write_shard(path: pathlib.Path, tensors: dict[str, tuple[str, list[int], int]], rng: random.Random) -> int:
-    """Write tensors (name: dtype, shape, bytes) of random content; return their bytes."""
+def write_shard(path: pathlib.Path, tensors: dict[str, tuple[str, list[int], int]], rng: random.Random | None) -> int:
+    """Write tensors (name: dtype, shape, bytes) of random content, a hole without ``rng``; return their bytes."""
     header: dict[str, object] = {}
     end = 0
     for name, (dtype, shape, size) in tensors.items():
@@ -70,12 +70,38 @@ def write_shard(path: pathlib.Path, tensors: dict[str, tuple[str, list[int], int
     text += b" " * (-len(text) % 8)
     with path.open("wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
-        left = end
-        while left:
+        if rng is None:
+            stream.truncate(stream.tell() + end)
+        left = end if rng is not None else 0
+        while left and rng is not None:
             count = min(left, 1 << 20)
             stream.write(rng.randbytes(count))
             left -= count
     return end
+
+
+def make_wide(folder: pathlib.Path) -> None:
+    """Write what sanity reads of a checkpoint as large as DeepSeek-V4-Flash: 46 shards, 70,656 tensors, 145 GB of hole.
+
+    The headers are of real size: names, shapes and offsets of 256 experts a layer in fp4, 3.2 GB a shard.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number in range(1, 47):
+        name = shard_name(number, 46)
+        tensors: dict[str, tuple[str, list[int], int]] = {}
+        for expert in range(256):
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                stem = f"model.layers.{number - 1}.mlp.experts.{expert}.{part}"
+                tensors[f"{stem}.weight"] = ("I8", [2048, 2048], 2048 * 2048)
+                tensors[f"{stem}.weight_scale_inv"] = ("F8_E8M0", [2048, 64], 2048 * 64)
+        total += write_shard(folder / name, tensors, None)
+        weight_map.update(dict.fromkeys(tensors, name))
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps({"model_type": "deepseek_v4", "expert_dtype": "fp4"}))
+    (folder / "tokenizer.json").write_text("{}")
 
 
 def make(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 
@@ -53,6 +54,18 @@ def test_a_fresh_checkpoint_is_trusted_at_once(site):
     """Entries written in the same tick as the manifest would be rehashed by every run."""
     site.present()
 
+    assert site.present().verified == []
+
+
+def test_a_racy_entry_is_hashed(site):
+    """A file that changed in the very tick in which the manifest was written would look as it did."""
+    site.present()
+    path = site.folder / ".pdstack-manifest.json"
+    document = json.loads(path.read_text())
+    document["written_ns"] = document["files"][NAME]["ctime_ns"]
+    path.write_text(json.dumps(document))
+
+    assert NAME in site.present().verified
     assert site.present().verified == []
 
 

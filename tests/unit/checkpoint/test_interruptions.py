@@ -188,6 +188,30 @@ def test_the_space_needed_counts_partials_and_what_is_there(site, monkeypatch):
     assert site.present().repaired == ["tokenizer.json"]
 
 
+def free_space(monkeypatch, count: int) -> None:
+    """Pretend that the disk has ``count`` bytes left."""
+    found = dataclasses.make_dataclass("V", ["f_bavail", "f_frsize"])(count, 1)
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+
+
+@pytest.mark.parametrize(("spare", "enough"), [(0, True), (-1, False)])
+def test_the_space_needed_is_what_is_still_to_come_to_the_byte(site, monkeypatch, spare, enough):
+    """Partials that are here count for what they hold."""
+    name = "model-00002-of-00004.safetensors"
+    partial = site.root / ".pdstack/partial" / f"sha256-{site.toy.digests(name)['sha256']}"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes((site.toy.folder / name).read_bytes()[:50_000])
+    total = sum(site.toy.size(path) for path in site.toy.paths())
+    free_space(monkeypatch, total - 50_000 + 1000 + spare)
+
+    if enough:
+        site.present(min_free=1000)
+        assert site.wrong_files() == []
+    else:
+        with pytest.raises(CheckpointError, match="min_free"):
+            site.present(min_free=1000)
+
+
 def test_min_free_is_kept_free(site):
     with pytest.raises(CheckpointError, match="min_free"):
         site.present(min_free=1 << 60)

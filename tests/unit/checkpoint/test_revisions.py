@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import random
 
 import pytest
 from hub import repository
 from hub.damage import flip
+from pdstack.checkpoint.errors import CheckpointError
 
 NAME = "model-00002-of-00004.safetensors"
 
@@ -71,4 +74,19 @@ def test_a_broken_shard_is_not_linked(site, second):
     result = site.present()
 
     assert result.linked == [repository.shard_name(3, 4), repository.shard_name(4, 4)]
+    assert site.wrong_files() == []
+
+
+def test_what_another_revision_has_needs_no_space(site, second, monkeypatch):
+    site.present()
+    site.toy = second
+    new = sum(second.size(path) for path in second.paths() if not path.endswith(".safetensors")) + second.size(NAME)
+    disk = dataclasses.make_dataclass("V", ["f_bavail", "f_frsize"])
+    monkeypatch.setattr(os, "statvfs", lambda path: disk(new - 1, 1))
+    with pytest.raises(CheckpointError, match="free"):
+        site.reconciler().present(check=True)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk(new, 1))
+
+    assert site.reconciler().present(check=True).to_fetch_bytes == new
+    assert site.present().changed
     assert site.wrong_files() == []
