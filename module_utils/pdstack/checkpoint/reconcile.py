@@ -27,6 +27,7 @@ from .store import (
     load_manifest,
     lstat,
     make_parents,
+    require_space,
     save_manifest,
     sync_directory,
     tree,
@@ -221,7 +222,7 @@ class Reconciler:
         self._result.quarantined = list(plan.strays)
         self._result.changed = bool(bad or plan.strays) or self.store.base != self.store.final
         self._describe(selected, plan, entries)
-        self._preflight(self._result.to_fetch_bytes)
+        require_space(self.store.root, self._result.to_fetch_bytes, self._request.min_free)
 
     def _make(self, started: float) -> None:
         listing = self._listing()
@@ -286,7 +287,7 @@ class Reconciler:
         for file in todo:
             groups.setdefault(file.key, []).append(file)
         first = [group[0] for group in groups.values()]
-        self._preflight(self._to_fetch(first))
+        require_space(self.store.root, self._to_fetch(first), self._request.min_free)
         self._progress.enter("fetching", len(first), sum(file.size for file in first))
         request, swarm = self._request, self._world.swarm
         workers = request.workers if swarm is None else swarm.workers(request.workers)
@@ -394,20 +395,6 @@ class Reconciler:
             stat = lstat(os.path.join(self.store.partials, file.key))
             total += file.size - (min(stat.st_size, file.size) if stat is not None else 0)
         return total
-
-    def _preflight(self, needed: int) -> None:
-        place = self.store.root
-        while not os.path.isdir(place):
-            place = os.path.dirname(place)
-        disk = os.statvfs(place)
-        free = disk.f_bavail * disk.f_frsize
-        if needed and needed + self._request.min_free > free:
-            raise CheckpointError(
-                "no-space",
-                f"{place} has {free / 1e9:.2f} GB free",
-                f"{needed / 1e9:.2f} GB to fetch and {self._request.min_free / 1e9:.2f} GB to stay free (min_free)",
-                "free space, choose another dest, or retire a checkpoint that is no longer used",
-            )
 
     # -- sources -----------------------------------------------------------------------------
 

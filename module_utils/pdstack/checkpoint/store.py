@@ -158,6 +158,22 @@ def make_parents(base: str, path: str) -> str:
     return os.path.join(base, path)
 
 
+def require_space(root: str, needed: int, min_free: int) -> None:
+    """Raise CheckpointError unless ``needed`` bytes can come to ``root``'s disk and ``min_free`` stay free after that."""
+    place = root
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    disk = os.statvfs(place)
+    free = disk.f_bavail * disk.f_frsize
+    if needed and needed + min_free > free:
+        raise CheckpointError(
+            "no-space",
+            f"{place} has {free / 1e9:.2f} GB free",
+            f"{needed / 1e9:.2f} GB to fetch and {min_free / 1e9:.2f} GB to stay free (min_free)",
+            "free space, choose another dest, or retire a checkpoint that is no longer used",
+        )
+
+
 def tree(base: str) -> List[str]:
     """Return the relative paths of everything below ``base`` that is not a directory, our own files left out."""
     found: List[str] = []
