@@ -159,7 +159,7 @@ def make_parents(base: str, path: str) -> str:
 
 
 def require_space(root: str, needed: int, min_free: int) -> None:
-    """Raise CheckpointError unless ``needed`` bytes can come to ``root``'s disk and ``min_free`` stay free after that."""
+    """Raise CheckpointError unless ``needed`` bytes may come to the disk of ``root`` and leave ``min_free`` on it."""
     place = root
     while not os.path.isdir(place):
         place = os.path.dirname(place)
