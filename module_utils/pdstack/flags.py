@@ -99,6 +99,8 @@ RELEASES: Dict[str, Release] = {
     # The release before, on CPUs: what upgrades and rollbacks are tried with.
     "cpu-0.5.22": Release("cpu-0.5.22", "cpu", ENGINES["0.5.22"], ROUTERS["sglang-router"]),
 }
+# The default of cuda_toolkit_set, a folder under releases/.
+TOOLKIT = "cuda-13.0"
 # The entry point of kernels/: the one plugin that the engine may load.
 KERNEL_PLUGIN = "pdstack_kernels"
 DEFAULT_RELEASE = {"gpu": "sglang-0.5.23", "cpu": "cpu-0.5.23"}

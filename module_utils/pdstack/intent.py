@@ -35,6 +35,7 @@ class Intent:
     release: flags.Release
     gpu_hosts: Tuple[Host, ...]  # sorted by name
     router_hosts: Tuple[Host, ...]
+    toolkit: str = flags.TOOLKIT  # the set that kernels are compiled with: the role variable cuda_toolkit_set
 
     @property
     def model(self) -> Model:
@@ -98,6 +99,7 @@ def parse(
         release,
         tuple(found[name] for name in sorted(gpu_names, key=natural_key)),
         tuple(found[name] for name in sorted(router_names, key=natural_key)),
+        str(hosts[gpu_names[0]].get("cuda_toolkit_set") or flags.TOOLKIT),
     )
 
 

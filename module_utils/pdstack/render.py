@@ -209,9 +209,9 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
     env["CUDA_VISIBLE_DEVICES"] = ",".join(str(facts.gpus[i].index) for i in seat.spot.positions)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     chosen.because("CUDA_VISIBLE_DEVICES", "indices in PCI order, joined to the facts by PCI id")
-    env["SGLANG_CACHE_DIR"] = f"{JIT_DIR}/{intent.release.name}"
+    env["SGLANG_CACHE_DIR"] = f"{JIT_DIR}/{intent.release.name}/{intent.toolkit}"
     chosen.because(
-        "SGLANG_CACHE_DIR", "a JIT cache for each release: a stale one gives wrong kernels (flashinfer#5145)"
+        "SGLANG_CACHE_DIR", "a JIT cache for each release and toolkit: a stale one gives wrong kernels, flashinfer#5145"
     )
     if len(seat.spot.nodes) > 1 and None not in seat.spot.nodes:
         args["numa-node"] = [seat.view.gpu_nodes[i] for i in seat.spot.positions]

@@ -119,3 +119,15 @@ def test_a_full_disk_is_refused_before_the_release_is_touched(connections):
     assert "/opt/pdstack" in output
     assert "free" in output.lower()
     assert left == ""
+
+
+def test_packages_that_an_air_gapped_host_lacks_are_named_before_anything_is_touched(connections):
+    """Last: the host's only way out is cut, and it stays without the packages."""
+    on("whole", "DEBIAN_FRONTEND=noninteractive apt-get purge -qy numactl rsync >/dev/null")
+    on("whole", "ip route add blackhole $(awk '$1 ~ /[.]2$/ {print $1; exit}' /etc/hosts)/32")
+    on("whole", "rm -rf /opt/pdstack")
+    status, output = play(connections, {"whole": {}}, "host.yml")
+    assert status != 0
+    assert "whole lacks numactl, rsync, and no package source of it has them" in " ".join(output.split())
+    assert "--download-only numactl rsync" in " ".join(output.split())
+    assert untouched("whole")
