@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from . import codec, flags, options, rules
 from .refusal import IntentError, Refusal
-from .settings import PREFIX, HostSettings, Model, Settings, Topology, variable_names
+from .settings import PREFIX, RENAMED, HostSettings, Model, Settings, Topology, variable_names
 
 GPU_GROUP = "gpu_hosts"
 ROUTER_GROUP = "router_hosts"
@@ -92,7 +92,7 @@ def parse(
         release = None if judged & {"pd_profile", "pd_release"} else _release(settings, errors)
         errors += rules.broken(settings, release)
     if errors or settings is None or release is None:
-        raise IntentError(_unique(errors))
+        raise IntentError(_unique([_renamed(item) for item in errors]))
     found = {name: host for name, host in by_name.items() if host is not None}
     return Intent(
         settings,
@@ -170,6 +170,15 @@ def _unknown_names(
     for name, found in sorted(where.items()):
         hint = options.nearest(name, ours | role_variables) or "remove it; docs list all variables"
         errors.append(Refusal(name, f"an unknown variable (on {_some(found)})", "a variable of this bundle", hint))
+
+
+def _renamed(item: Refusal) -> Refusal:
+    """Say what became of an unknown name that an earlier version knew."""
+    former = RENAMED.get(item.subject.partition(" on ")[0])
+    if former is None or not item.found.startswith("an unknown"):
+        return item
+    remedy = f"write {former.now} in its place; {former.value}"
+    return Refusal(item.subject, f"a name that is {former.now} since {former.since}", former.now, remedy)
 
 
 def _shared(

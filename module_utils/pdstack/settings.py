@@ -441,6 +441,22 @@ class HostSettings:
     )
 
 
+@dataclass(frozen=True)
+class Renamed:
+    """What became of a variable of an earlier version: its name now, since when, and what becomes of its value."""
+
+    now: str
+    since: str
+    value: str = "the value stays as it is"
+
+
+# Former name -> what became of it. A dot stands before a key, as in the table of variables. A former name is refused
+# with the new one, so that an inventory of an earlier version never half works.
+RENAMED: Dict[str, Renamed] = {
+    "nixl_ucx_environment": Renamed("nixl_ucx_pairs", "0.1.0", "the playbooks set it from the plan, so remove it"),
+}
+
+
 def variable_names() -> List[str]:
     """Return the names of all variables of the bundle that are not role variables."""
     return sorted(PREFIX + f.name for cls in (Settings, HostSettings) for f in fields(cls))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, strategies as st
 from pdstack import flags, intent, options, refusal, settings
 from unit.plan import inventories as inv
+
+ROLE_SPECS = sorted((pathlib.Path(__file__).parents[3] / "roles").glob("*/meta/argument_specs.yml"))
 
 
 def refused(**changes: Any) -> list[refusal.Refusal]:
@@ -277,3 +281,34 @@ def test_every_variable_is_documented_with_a_reason_for_its_default() -> None:
 def test_releases_are_folders_with_locks(project_root: Any) -> None:
     folders = {path.parent.name for path in (project_root / "releases").glob("*/release.yml")}
     assert folders == set(flags.RELEASES)
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "variables"),
+    [
+        ("pd_checkpoint", "pd_model", {"pd_checkpoint": {"repo": "a/b"}}),
+        ("pd_topology.sequence_length", "pd_topology.context_length", {"pd_topology": {"sequence_length": 4096}}),
+        ("pd_interface", "pd_service_interface", {"pd_interface": "eth0"}),
+        ("checkpoint_threads", "checkpoint_workers", {"checkpoint_threads": 4}),
+    ],
+)
+def test_a_former_name_is_refused_with_the_new_one(monkeypatch, former: str, now: str, variables: dict) -> None:
+    """Top-level, a key, of a host, of a role."""
+    monkeypatch.setitem(settings.RENAMED, former, settings.Renamed(now, "0.2.0"))
+    hosts = {"h": {**inv.variables(), **variables}}
+    groups = {"gpu_hosts": ["h"], "router_hosts": ["h"]}
+    with pytest.raises(refusal.IntentError) as error:
+        intent.parse(hosts, groups, known_role_variables=["checkpoint_workers"], role_prefixes=["checkpoint_"])
+    (told,) = [item for item in error.value.refusals if item.subject.startswith(former)]
+    assert told.found == f"a name that is {now} since 0.2.0"
+    assert f"write {now} in its place; the value stays as it is" in told.remedy
+
+
+def test_former_names_lead_to_names_that_there_are() -> None:
+    known = {row.name for row in settings.table()} | set(settings.variable_names())
+    roles = [yaml.safe_load(path.read_text()) for path in ROLE_SPECS]
+    known |= {name for spec in roles for entry in spec["argument_specs"].values() for name in entry.get("options", {})}
+    assert len(ROLE_SPECS) > 5
+    for former, became in settings.RENAMED.items():
+        assert became.now in known
+        assert former not in known
