@@ -10,7 +10,8 @@ module: pd_verify
 short_description: Prove that the running service is the planned one
 description:
   - Reads CPUs and memory policy of every process of each unit from C(/proc), compares each engine's own account
-    of its configuration with the plan, and sends golden completions through the router, plain and streamed.
+    of its configuration with the plan, reads which kernels of the extension its ranks run, and sends golden completions
+    through the router, plain and streamed.
   - Reads only, and reports every check that failed, not just the first.
 version_added: "0.1.0"
 options:
@@ -138,6 +139,7 @@ def main() -> None:
     ]
     for instance in params["instances"]:
         report.checks += verify.check_pinning(instance["unit"], instance["cpus"], instance["memory_nodes"])
+        report.checks += verify.check_kernels(instance["unit"], instance["env"])
         name = instance["name"]
         url = reached[name].base + params["info_path"]
         report.checks += verify.check_configuration(name, url, instance["args"], asking(name), params["ignore_args"])

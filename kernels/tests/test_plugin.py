@@ -66,6 +66,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     adapters.CALLS.clear()
     adapters.BROKEN.clear()
     plugin._SELFCHECKED.clear()
+    plugin._CAPTURED.clear()
 
     def start(
         version: str,
@@ -221,6 +222,50 @@ def test_the_outcome_is_logged_and_reported(
     monkeypatch.setenv("PDSTACK_KERNELS_REPORT", str(tmp_path / "missing" / "kernels.json"))
     captured(runner())
     assert "no report in" in caplog.text
+
+
+def test_each_rank_reports_in_a_file_of_its_own(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("PDSTACK_KERNELS_REPORT", str(tmp_path / "kernels-{pid}.json"))
+    captured = engine("0.5.13.post1", "auto")["captured"]
+    captured(runner(graph_runner=None))
+    (file,) = tmp_path.iterdir()
+    assert file.name == f"kernels-{os.getpid()}.json"
+    assert json.loads(file.read_text())["captured"] is False
+    captured(runner())
+    captured(runner(is_draft_worker=True))  # a draft model after it takes nothing back
+    report = json.loads(file.read_text())
+    assert report["captured"] is True
+    assert report["silent"] == ["sparse_mla", "indexer", "hc_pre"]
+
+
+def test_the_engines_metrics_say_which_kernels_are_in_place(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """prometheus_client itself, in the mode in which the engine serves what its processes wrote."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr(plugin, "_GAUGES", [])
+    for name in [name for name in sys.modules if name.split(".")[0] == "prometheus_client"]:
+        monkeypatch.delitem(sys.modules, name)  # it chooses the mode when it is imported
+    captured = engine("0.5.13.post1", "auto", broken={"indexer": "scores are off"})["captured"]
+    adapters.CALLS.update({"sparse_mla": 43})
+    captured(runner())
+    captured(runner())  # twice, as with a draft model: the gauge is made once
+
+    import prometheus_client.multiprocess
+
+    registry = prometheus_client.CollectorRegistry()
+    prometheus_client.multiprocess.MultiProcessCollector(registry)
+    samples = {s.labels["kernel"]: s.value for metric in registry.collect() for s in metric.samples}
+    assert samples == {"sparse_mla": 1.0, "indexer": 0.0, "hc_pre": 0.0}
+
+
+def test_an_engine_without_metrics_gets_none(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    monkeypatch.setattr(plugin, "_GAUGES", [])
+    engine("0.5.13.post1", "auto")["captured"](runner())
+    assert plugin._GAUGES == []
 
 
 def test_every_hook_names_an_adapter() -> None:

@@ -304,6 +304,8 @@ def _kernel_extension(intent: Intent, seat: Seat, chosen: Choices) -> None:
     chosen.env["SGLANG_PLUGINS"] = flags.KERNEL_PLUGIN if on else "none"
     if on:
         chosen.env["PDSTACK_KERNELS"] = wanted  # "on" ends the engine when a kernel is not live
+        # A file for each rank, in the unit's own runtime directory: systemd removes it with the processes.
+        chosen.env["PDSTACK_KERNELS_REPORT"] = f"/run/pdstack/{seat.name}/kernels-{{pid}}.json"
     if wanted != "auto":
         reason = f"pd_kernel_extension: {wanted}"
     elif fits:

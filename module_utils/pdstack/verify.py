@@ -103,6 +103,39 @@ def _memory_policy(proc_root: str, pid: int) -> Optional[str]:
     return fields[1] if len(fields) > 1 else None
 
 
+def check_kernels(unit: str, env: Mapping[str, str], proc_root: str = "/proc") -> List[Check]:
+    """Compare what an instance's ranks say of the kernel extension with what its environment asks for.
+
+    ``env``: the planned environment of the instance. Without ``PDSTACK_KERNELS_REPORT`` nothing is asked. Only files
+    of processes that run in the unit now count. ``PDSTACK_KERNELS=auto`` reports and passes: the engine's own code
+    runs where a kernel does not.
+    """
+    pattern = env.get("PDSTACK_KERNELS_REPORT", "")
+    if not pattern:
+        return []
+    subject = f"{unit} kernel extension"
+    wanted = "every hooked kernel live in every rank"
+    reports = []
+    for pid in processes_of(unit, proc_root):
+        try:
+            with open(pattern.replace("{pid}", str(pid)), encoding="utf-8") as handle:
+                reports.append((pid, json.load(handle)))
+        except FileNotFoundError:
+            continue  # not a rank: the launcher, the tokenizer
+        except (OSError, ValueError) as error:
+            return [Check(subject, False, f"no readable report of process {pid}: {error}", wanted)]
+    faults = [] if reports else ["no rank has reported: the plugin was not loaded"]
+    for pid, report in reports:
+        for kernel in report["broken"]:
+            faults.append(f"{kernel} computes wrongly on this GPU (pid {pid})")
+        for kernel in report["silent"] if report["captured"] else []:
+            faults.append(f"{kernel} is not in the decode graphs (pid {pid})")
+    if not faults:
+        live = ", ".join(sorted(reports[0][1]["calls"])) or "none hooked"
+        return [Check(subject, True, f"{len(reports)} ranks: {live}", wanted)]
+    return [Check(subject, env.get("PDSTACK_KERNELS") != "on", "; ".join(faults), wanted)]
+
+
 # What an engine makes of a value before it reports it.
 _REPORTED_AS = {("disaggregation-transfer-backend", "mooncake_tcp"): "mooncake"}  # mooncake, told to use TCP
 

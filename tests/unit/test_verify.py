@@ -41,6 +41,67 @@ def test_a_unit_without_processes_fails(tmp_path: Path) -> None:
     assert not check.ok
 
 
+RANK = {"calls": {"sparse_mla": 43, "indexer": 21}, "silent": [], "broken": [], "captured": True}
+
+
+def ranks(root: Path, **reports: Any) -> dict[str, str]:
+    """A unit of three processes, the last two of which are ranks with a report; and the planned environment."""
+    (root / "run").mkdir()
+    for pid in (20, 21, 22):
+        process(root, pid, "pd-decode@0.service", "0", "default")
+    for name, report in reports.items():
+        text = report if isinstance(report, str) else json.dumps(RANK | report)
+        (root / "run" / f"kernels-{name.removeprefix('pid')}.json").write_text(text)
+    return {"PDSTACK_KERNELS": "on", "PDSTACK_KERNELS_REPORT": f"{root}/run/kernels-{{pid}}.json"}
+
+
+def kernels(root: Path, env: dict[str, str]) -> verify.Check:
+    (check,) = verify.check_kernels("pd-decode@0.service", env, str(root))
+    return check
+
+
+def test_kernels_of_every_rank_are_live(tmp_path: Path) -> None:
+    check = kernels(tmp_path, ranks(tmp_path, pid21={}, pid22={}))
+    assert check.ok
+    assert check.found == "2 ranks: indexer, sparse_mla"
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        ({"broken": ["indexer"]}, "indexer computes wrongly on this GPU (pid 22)"),
+        ({"silent": ["hc_pre"]}, "hc_pre is not in the decode graphs (pid 22)"),
+        ("{", "no readable report of process 22"),
+    ],
+)
+def test_one_rank_without_a_kernel_fails_when_on(tmp_path: Path, report: Any, said: str) -> None:
+    check = kernels(tmp_path, ranks(tmp_path, pid21={}, pid22=report))
+    assert not check.ok
+    assert said in check.found
+
+
+def test_a_prefill_rank_has_no_graphs_to_be_silent_in(tmp_path: Path) -> None:
+    env = ranks(tmp_path, pid21={"silent": ["sparse_mla"], "captured": False})
+    assert kernels(tmp_path, env).ok
+
+
+def test_the_report_of_a_process_that_is_gone_does_not_count(tmp_path: Path) -> None:
+    check = kernels(tmp_path, ranks(tmp_path, pid99={}))
+    assert not check.ok
+    assert check.found == "no rank has reported: the plugin was not loaded"
+
+
+def test_auto_reports_and_passes(tmp_path: Path) -> None:
+    env = ranks(tmp_path, pid21={"broken": ["indexer"]}) | {"PDSTACK_KERNELS": "auto"}
+    check = kernels(tmp_path, env)
+    assert check.ok
+    assert "indexer computes wrongly" in check.found
+
+
+def test_nothing_is_asked_of_an_instance_without_the_extension(tmp_path: Path) -> None:
+    assert verify.check_kernels("pd-decode@0.service", {"SGLANG_PLUGINS": "none"}, str(tmp_path)) == []
+
+
 def answer(status: int, body: str) -> verify.Http:
     return lambda method, url, payload: verify.Reply(status, body)
 

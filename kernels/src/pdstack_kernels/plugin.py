@@ -10,8 +10,9 @@
 The engine's hooks fail open: a target that is gone is logged, and the engine starts without the hook. So each target
 is looked at again after the hooks are applied, and each kernel counts its calls. Before the graphs are captured each
 kernel is compared with its reference on the card at hand; one that is off is left to the engine's own code, or ends
-the process when ``on``. ``PDSTACK_KERNELS_REPORT`` names a
-file that receives the outcome as JSON; the log has it in one line that starts with "pdstack-kernels".
+the process when ``on``. ``PDSTACK_KERNELS_REPORT`` names a file that receives the outcome as JSON, with ``{pid}`` in
+its name one for each rank; the log has it in one line that starts with "pdstack-kernels"; and where the engine serves
+``/metrics``, ``pdstack_kernel_live`` is 1 for each kernel that all ranks have in place.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ LOG = logging.getLogger("pdstack_kernels")
 MODES = ("auto", "on", "off")
 # Releases whose kernels were compared with their references in this process: once, not for a draft model again.
 _SELFCHECKED: set[str] = set()
+# Releases whose decode graphs this process holds: a draft model that comes after them has none of its own.
+_CAPTURED: set[str] = set()
+_GAUGES: list[Any] = []
 
 
 def register() -> None:
@@ -106,10 +110,16 @@ def _around_capture(
     counts = {hook.kernel: int(adapters.CALLS[hook.kernel]) for hook in hooks}
     broken = sorted(adapters.BROKEN)
     silent = [hook.kernel for hook in hooks if hook.captured and not counts[hook.kernel] and hook.kernel not in broken]
-    live = ", ".join(f"{kernel}={count}" for kernel, count in counts.items())
-    LOG.info("pdstack-kernels %s: live on sglang %s, calls so far: %s", __version__, version, live)
-    _report({"calls": counts, "silent": silent, "broken": broken, "mode": mode, "sglang": version})
-    if silent and _captured(runner):
+    told = ", ".join(f"{kernel}={count}" for kernel, count in counts.items())
+    LOG.info("pdstack-kernels %s: live on sglang %s, calls so far: %s", __version__, version, told)
+    if _captured(runner):
+        _CAPTURED.add(version)
+    captured = version in _CAPTURED
+    outcome = {"calls": counts, "silent": silent, "broken": broken, "captured": captured}
+    _report(outcome | {"mode": mode, "sglang": version, "version": __version__})
+    missing = {*broken, *(silent if captured else ())}
+    _publish({hook.kernel: hook.kernel not in missing for hook in hooks if hook.captured})
+    if silent and captured:
         _refuse(mode, f"the decode graphs were captured without {', '.join(silent)}")
     return result
 
@@ -122,7 +132,7 @@ def _captured(runner: Any) -> bool:
 
 
 def _report(outcome: dict[str, Any]) -> None:
-    path = os.environ.get("PDSTACK_KERNELS_REPORT")
+    path = os.environ.get("PDSTACK_KERNELS_REPORT", "").replace("{pid}", str(os.getpid()))
     if not path:
         return
     try:
@@ -133,6 +143,18 @@ def _report(outcome: dict[str, Any]) -> None:
         os.replace(file.name, path)
     except OSError as error:
         LOG.warning("pdstack-kernels: no report in %s: %s", path, error)
+
+
+def _publish(live: dict[str, bool]) -> None:
+    """A gauge in the engine's own ``/metrics``: it collects what its processes write below PROMETHEUS_MULTIPROC_DIR."""
+    if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+        return  # the engine serves no metrics
+    prometheus = importlib.import_module("prometheus_client")
+    if not _GAUGES:
+        text = "1 where every rank has this kernel of pdstack-kernels in place of the engine's own code"
+        _GAUGES.append(prometheus.Gauge("pdstack_kernel_live", text, ["kernel"], multiprocess_mode="min"))
+    for kernel, is_live in live.items():
+        _GAUGES[0].labels(kernel).set(is_live)
 
 
 def _failures(kernels: list[str]) -> dict[str, str]:

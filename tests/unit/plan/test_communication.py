@@ -92,6 +92,8 @@ def test_the_kernel_extension_is_named_or_nothing_is(host: str, release: str, wa
     item = named(made, "decode-0")
     assert item.env["SGLANG_PLUGINS"] == ("pdstack_kernels" if on else "none")
     assert item.env.get("PDSTACK_KERNELS") == (wanted if on else None)
+    report = item.env.get("PDSTACK_KERNELS_REPORT")
+    assert report == ("/run/pdstack/decode-0/kernels-{pid}.json" if on else None)
     assert said in reasons(item, "kernel extension")
 
 
