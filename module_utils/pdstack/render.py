@@ -199,6 +199,9 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
         flag = release.spelling[flags.EAGER_PREFILL]
         args[flag] = True
         chosen.because(flag, "prefill runs eagerly: prompt lengths differ too much for graphs (reference)")
+    elif engine.cuda_graph_max_bs == 0:
+        args["disable-cuda-graph"] = True
+        chosen.because("disable-cuda-graph", "pd_engine.cuda_graph_max_bs is 0: a profile then names operators")
     else:
         flag = release.spelling[flags.GRAPH_LIMIT]
         args[flag] = engine.cuda_graph_max_bs

@@ -143,7 +143,7 @@ class Engine:
         high=0.98,
     )
     cuda_graph_max_bs: int = option(
-        32, "largest decode batch with a CUDA graph", "the reference's value", low=1, high=1024
+        32, "largest decode batch with a CUDA graph; 0 is eager", "the reference's value", low=0, high=1024
     )
     moe_runner_backend: Optional[str] = option(
         None, "MoE kernels", "unset takes the release's proven choice (flags.ENGINES)"
@@ -349,6 +349,18 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """What profile.yml records."""
+
+    role: str = option("decode", "whose steps", "the reference's question", choices=("decode", "prefill", "aggregated"))
+    steps: int = option(5, "forward steps to record", "a trace of some megabytes", low=1, high=200)
+    concurrency: int = option(16, "requests under way meanwhile", "half the reference's graph batch", low=1, high=4096)
+    memory_gb_s: Optional[float] = option(
+        None, "GB/s of the GPU's memory, for the roofline", "the data sheet's where the card is known", low=1.0
+    )
+
+
+@dataclass(frozen=True)
 class Settings:
     """Variables of the whole inventory, without their prefix ``pd_``. All hosts must agree on them."""
 
@@ -402,6 +414,7 @@ class Settings:
     )
     retire_keep: List[str] = option(list, "what retire.yml leaves in place: checkpoint", "a host without a trace")
     benchmark: Benchmark = option(Benchmark, "the load of benchmark.yml, ab.yml and profile.yml", "the reference's")
+    trace: Trace = option(Trace, "what profile.yml records", "five steps of decode")
     ab_candidates: Dict[str, Any] = option(
         dict, "ab.yml: a pd_topology for each candidate's name", "there is no choice that suits all hosts"
     )
