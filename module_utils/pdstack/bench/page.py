@@ -48,6 +48,7 @@ figure h3{margin:0 0 4px}
 .scroll{overflow-x:auto;border:1px solid var(--rule);border-radius:8px;margin:10px 0}
 table{border-collapse:collapse;width:100%;font-size:.92rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;padding:8px 12px;font-size:.92rem}
+caption span{display:inline-block;max-width:min(75ch,calc(100vw - 68px));position:sticky;left:12px}
 th,td{padding:5px 12px;text-align:right;border-top:1px solid var(--rule);white-space:nowrap}
 thead th{background:var(--panel);border-top:0;vertical-align:bottom}
 th[scope=row],td.words,thead th.words{text-align:left}
@@ -309,7 +310,7 @@ def _region(title: str, caption: str, table: str) -> str:
     """A wide table scrolls in its own region, which the keyboard reaches."""
     return (
         f'<h2>{escape(title)}</h2><div class="scroll" role="region" tabindex="0" aria-label="{escape(title)}, table">'
-        f"<table><caption>{escape(caption)}</caption>{table}</table></div>"
+        f"<table><caption><span>{escape(caption)}</span></caption>{table}</table></div>"
     )
 
 

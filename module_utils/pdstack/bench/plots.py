@@ -13,8 +13,9 @@ from xml.sax.saxutils import escape, quoteattr
 
 from .trace import Table
 
-WIDTH, HEIGHT = 520, 320
-LEFT, RIGHT, TOP, BOTTOM = 66, 16, 14, 46
+WIDTH, HEIGHT = 440, 290  # so small that its words can be read on a phone
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 46
+BARS_WIDTH = 560
 FONT = "system-ui, 'DejaVu Sans', Verdana, Arial, sans-serif"
 # Each at least 4.5:1 on its background (a test computes it).
 PAPER, INK, MUTED, GRID = ("#ffffff", "#111827"), ("#1f2937", "#e5e7eb"), ("#4b5563", "#9ca3af"), ("#d1d5db", "#374151")
@@ -166,7 +167,7 @@ def families(table: Table, title: str, alone: bool = True, rows: int = 12) -> st
         )
         roof = "" if row.roofline is None else f", {row.roofline:.0%} of roofline"
         x = label + max(1.0, bar * row.ms / top) + 8
-        inside = x > WIDTH - 190
+        inside = x > BARS_WIDTH - 190
         parts.append(
             _words(
                 x if not inside else x - 14,
@@ -178,7 +179,7 @@ def families(table: Table, title: str, alone: bool = True, rows: int = 12) -> st
             )
         )
     described = "; ".join(f"{row.name} {number(row.ms)} ms, {row.share:.0%}" for row in shown)
-    return _document(title, described, WIDTH, head + len(shown) * height + 14, parts, alone)
+    return _document(title, described, BARS_WIDTH, head + len(shown) * height + 14, parts, alone)
 
 
 def _words(x: float, y: float, text: str, anchor: str, tone: str, size: float = 14, bold: bool = False) -> str:
