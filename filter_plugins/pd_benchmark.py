@@ -61,12 +61,18 @@ def advise(measured: List[Mapping[str, Any]], plan: Mapping[str, Any], settings:
     return advice.text(found, rates, input_len, output_len, measured_at)
 
 
+def report_path(folder: str, *parts: str) -> str:
+    """Return a path below the report folder as seen from where ansible-playbook was called; modules run elsewhere."""
+    return os.path.abspath(os.path.join(folder or "reports", *parts))
+
+
 class FilterModule:
     """The filters of the benchmark."""
 
     def filters(self) -> Dict[str, Callable[..., Any]]:
         """Return the filters by name."""
         return {
+            "pd_report_path": report_path,
             "pd_benchmark_advice": advise,
             "pd_benchmark_steps": steps,
             "pd_benchmark_workload": workload,
