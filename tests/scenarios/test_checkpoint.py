@@ -82,6 +82,15 @@ class Place:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def would_restart(self, *names: str) -> list[str]:
+        """Return which of these units, which read the checkpoint, pd_units would restart on host two."""
+        units = [{"name": f"{name}.service", "checkpoint": FOLDER} for name in names]
+        command = [pathlib.Path(sys.executable).parent / "ansible", "-i", self.connection, "two", "-m", "pd_units"]
+        command += ["-a", json.dumps({"units": units, "observe": True}), "-o"]
+        done = subprocess.run(command, cwd=ROOT, env=LAB_ENVIRONMENT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout.partition("=> ")[2])["actions"]["restart"]
+
     def right(self, host: str) -> bool:
         """True where every byte is there, by the host's own sha256sum."""
         wanted = {f"{self.toy.digests(path)['sha256']}  {path}" for path in self.toy.paths()}
@@ -191,6 +200,7 @@ def test_a_host_gets_it_from_its_neighbour(place):
 def test_the_scrub_finds_what_no_stat_shows_and_the_next_run_repairs_it(place):
     """A bit flips and the manifest is told that nothing did, as with bit rot; seven nights hash every byte."""
     shard = f"{FOLDER}/{repository.shard_name(3, 6)}"
+    on("two", "systemd-run -q --unit=reader-before sleep 10000")
     on("two", f"printf X | dd of={shard} bs=1 seek=100000 conv=notrunc status=none; touch -d '2020-01-01' {shard}")
     on("two", f"python3 - <<'EOF'\n{FORGET}\nEOF".replace("SHARD", shard).replace("FOLDER", FOLDER))
     nights = "for night in $(seq 7); do systemctl start pd-scrub || break; done; systemctl show -P Result pd-scrub"
@@ -204,6 +214,8 @@ def test_the_scrub_finds_what_no_stat_shows_and_the_next_run_repairs_it(place):
     assert changed(place.play("--limit", "two")) == {"two": 1}
     assert place.right("two")
     assert place.stats()["sent"] - sent == place.toy.size(repository.shard_name(3, 6))
+    on("two", "systemd-run -q --unit=reader-after sleep 10000")
+    assert place.would_restart("reader-before", "reader-after") == ["reader-before.service"]
 
 
 # Makes the manifest believe the file as it is now.
@@ -231,4 +243,3 @@ def test_retirement_takes_exactly_what_was_placed(place):
         assert left - {"/etc/hub-token"} - empty == mine - empty
         assert place.before[host] <= files_of(host)
     assert on("two", "systemctl list-unit-files 'pd-*' --no-legend || true") == ""
-    assert changed(place.play(checkpoint_state="absent")) == {"one": 0, "two": 0}

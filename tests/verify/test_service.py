@@ -91,6 +91,11 @@ def test_processes_run_the_current_release(host, units):
         assert set(mapped.split()) == {target}
 
 
+def test_engines_map_no_file_of_the_checkpoint(host, plan, instances):
+    """They have loaded it whole, so that a repair may replace a file under them: docs/checkpoint.md."""
+    assert host.run(f"grep -lsF {plan['model']['path']}/ /proc/[0-9]*/maps").stdout == ""
+
+
 def test_prefill_and_decode_share_neither_cpus_nor_gpus(plan):
     prefill, decode = (next(i for i in plan["instances"] if i["role"] == role) for role in ("prefill", "decode"))
     assert (prefill["host"], prefill["cpus"]) != (decode["host"], decode["cpus"])
