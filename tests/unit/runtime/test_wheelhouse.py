@@ -133,6 +133,8 @@ def test_a_wheel_that_nobody_has_is_named_and_the_rest_is_kept(shop):
     assert not (folder / "manifest.json").exists()
     missing.write_bytes(data)
     shop.build()  # goes on where it stopped
+    (folder / "manifest.json").unlink()
+    shop.build()  # even where every wheel is there already
     assert (folder / "manifest.json").exists()
 
 

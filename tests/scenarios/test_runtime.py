@@ -1,0 +1,132 @@
+"""A release on a host whose distribution has none of its Pythons, and installations that get in each other's way.
+
+The host is Debian 13 (Python 3.13); the cpu release is locked for 3.11. The interpreter that the wheelhouse carries is
+made here from the lab's Debian 12 tree, since python-build-standalone cannot be fetched everywhere: everything but the
+origin of the archive is the real path. Only the router's environment is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PLAY = ROOT / "tests/fixtures/host_plays/runtime.yml"
+LAB = [sys.executable, ROOT / "tools/lab/lab"]
+LAB_ENVIRONMENT = {**os.environ, "LAB_ID": f"rt{os.getpid() % 100000}", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "pdstack"
+HOUSE = "wheelhouse/cpu-0.5.23-py311"
+NAME = "cpython-3.11.99+20260101-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
+pytestmark = pytest.mark.lab
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
+    file = tmp_path_factory.mktemp("runtime") / "connection.yml"
+    command = [*LAB, "up", "--inventory", file, "newer:trixie", "tree"]
+    subprocess.run(command, env=LAB_ENVIRONMENT, check=True, capture_output=True)
+    yield file
+    subprocess.run([*LAB, "down"], env=LAB_ENVIRONMENT, check=True, capture_output=True)
+
+
+def run(command: str, host: str = "newer", check: bool = True) -> str:
+    argv = [*LAB, "exec", host, "--", command]
+    done = subprocess.run(argv, env=LAB_ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, command + "\n" + done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def cache(connection: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A cache of its own, with the wheels that this machine has already and with the interpreter's archive."""
+    own = tmp_path_factory.mktemp("cache") / "pdstack"
+    (own / HOUSE).mkdir(parents=True)
+    for wheel in (CACHE / HOUSE).glob("*.whl"):
+        os.link(wheel, own / HOUSE / wheel.name)
+    (own / "python").mkdir()
+    left_out = "--exclude=sitecustomize.py --exclude=__pycache__ --exclude=test"
+    content = subprocess.run(
+        [*LAB, "exec", "tree", "--", f"tar c -C /usr {left_out} bin/python3.11 lib/python3.11"],
+        env=LAB_ENVIRONMENT,
+        capture_output=True,
+        check=True,
+    ).stdout
+    (own / "python/plain.tar").write_bytes(content)
+    with tarfile.open(own / "python/plain.tar") as source, tarfile.open(own / "python" / NAME, "w:gz") as target:
+        for member in source:
+            stream = source.extractfile(member) if member.isreg() else None
+            member.name = f"python/{member.name}"
+            target.addfile(member, stream)
+    return own
+
+
+@pytest.fixture(scope="module")
+def play(connection: pathlib.Path, cache: pathlib.Path) -> Callable[..., tuple[int, str]]:
+    lock = cache / "python.txt"
+    digest = hashlib.sha256((cache / "python" / NAME).read_bytes()).hexdigest()
+    lock.write_text(f"cpython==3.11.99+20260101 --hash=sha256:{digest}  # {NAME}\n")
+
+    def run_play(*options: str, **variables: object) -> tuple[int, str]:
+        given = {"sglang_runtime_interpreters": str(lock), **variables}
+        extra = [word for key, value in given.items() for word in ("-e", f"{{{yaml.safe_dump({key: value}).strip()}}}")]
+        command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", connection, "-l", "newer", PLAY]
+        environment = {**LAB_ENVIRONMENT, "XDG_CACHE_HOME": str(cache.parent)}
+        done = subprocess.run(
+            [*command, *extra, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run_play
+
+
+def test_without_an_interpreter_in_its_lock_the_host_is_refused(play, tmp_path):
+    (tmp_path / "python.txt").write_text("")
+    status, output = play(sglang_runtime_interpreters=str(tmp_path / "python.txt"))
+    words = " ".join(output.split())
+    assert status != 0
+    assert "python3.13" in words
+    assert "Python 3.11, which cpu-0.5.23 is locked for" in words
+    assert run("ls /opt/pdstack 2>/dev/null || true") == ""
+
+
+def test_a_host_without_the_releases_python_gets_the_carried_one(play):
+    status, output = play("--diff")
+    assert status == 0, output[-3000:]
+    assert run("ls /opt/pdstack/python") == "cpython-3.11.99+20260101-x86_64-unknown-linux-gnu"
+    python = "/opt/pdstack/current/router/bin/python"
+    version = run(f"{python} -c 'import sglang_router.sglang_router_rs, sys; print(sys.version_info[:2])'")
+    assert version == "(3, 11)"
+    assert run(f"readlink -f {python}").startswith("/opt/pdstack/python/")
+    assert run("stat -c %U /opt/pdstack/python/*/lib/python3.11/os.py") == "root"
+    assert "changed=0" in play()[1]
+
+
+def test_a_second_installation_is_told_who_holds_the_first(play):
+    """The lock is the kernel's: it goes with its holder, whatever became of it."""
+    run("rm -rf /opt/pdstack/releases/*")
+    hold = "flock /opt/pdstack/.installing sh -c 'echo process 4711 since noon > /opt/pdstack/.installing; sleep 60'"
+    run(f"systemd-run -q --unit=other-install {hold}")
+    run("for i in $(seq 50); do grep -q 4711 /opt/pdstack/.installing && break; sleep 0.1; done")
+    status, output = play()
+    assert status != 0
+    assert "held by process 4711 since noon" in " ".join(output.split())
+    assert run("ls -A /opt/pdstack/releases") == ""
+    run("systemctl kill -s KILL other-install; systemctl stop other-install", check=False)
+    # The next run finishes it, from a wheel that was altered on the host meanwhile: rsync compares contents.
+    damage = "printf x | dd bs=1 seek=5000 conv=notrunc status=none"
+    run(f"{damage} of=$(ls /opt/pdstack/wheelhouse/*/sglang_router*.whl)")
+    status, output = play()
+    assert status == 0, output[-2000:]
+
+
+def test_absent_takes_the_interpreter_too(play):
+    assert play(sglang_runtime_state="absent")[0] == 0
+    assert run("ls -A /opt/pdstack").split() in ([], ["current"])
