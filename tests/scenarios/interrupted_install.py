@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Kill the installation of a release again and again while the former release serves, and see that it never shows.
 
-    LAB_ID=... interrupted_install.py --inventory FOLDER --host lab1 --release cpu-0.5.23 --kills 20 --span 70
+    interrupted_install.py --inventory FOLDER --host lab1 --release cpu-0.5.23 --kills 20 --span 70
 
 A lab host serves another release already. Each round starts playbooks/runtime.yml for the new one and, at a random
-moment within the span (seconds), kills the playbook and everything that it started on the host, with SIGKILL. After
-each kill `current` must be a whole release whose Python imports the engine, and the units must run the same processes
-as at the start. Clients complete through the router all the while: not one request may fail. At last the same playbook
-runs to its end and must finish the installation. Prints JSON.
+moment within the span (seconds), kills the playbook and everything that it started on the host, with SIGKILL. Every
+second moment counts from when the host began to build, so that slow machines are met in the middle, too. After each
+kill `current` must be a whole release whose Python imports the engine, and the units must run the same processes as at
+the start. Clients complete through the router all the while: not one request may fail. At last the same playbook runs
+to its end and must finish the installation. Prints JSON.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -23,6 +25,8 @@ import sys
 import threading
 import time
 import urllib.request
+
+import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(sys.executable).parent
@@ -76,11 +80,25 @@ class Clients:
             thread.join(150)
 
 
-def on(host, command, check=True):
-    argv = [sys.executable, ROOT / "tools/lab/lab", "exec", host, "--", command]
-    done = subprocess.run(argv, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+def connect(inventory, host):
+    """How `lab up` wrote that the host is reached: the words of ssh before the command."""
+    known = yaml.safe_load((pathlib.Path(inventory) / "connection.yml").read_text())["all"]["hosts"][host]
+    options = shlex.split(known["ansible_ssh_common_args"])
+    return [
+        "ssh",
+        "-F",
+        "/dev/null",
+        *options,
+        "-i",
+        known["ansible_ssh_private_key_file"],
+        f"root@{known['ansible_host']}",
+    ]
+
+
+def on(ssh, command, check=True):
+    done = subprocess.run([*ssh, command], capture_output=True, text=True, check=False)
     if check and done.returncode != 0:
-        sys.exit(f"on {host}: {command.strip()[:200]}: {done.stdout}{done.stderr}")
+        sys.exit(f"{command.strip()[:200]}: {done.stdout}{done.stderr}")
     return done.stdout.strip()
 
 
@@ -103,9 +121,13 @@ def reset(given, former):
     )
 
 
-def kill_round(given, former, moment, log):
-    process = playbook(given, log)
+def kill_round(given, former, moment, log, building):
+    process, started = playbook(given, log), time.monotonic()
     try:
+        while building and process.poll() is None and time.monotonic() - started < 300:
+            if on(given.host, "ls -d /opt/pdstack/releases/.*.partial 2>/dev/null || true"):
+                break
+            time.sleep(0.3)
         process.wait(moment)
         finished = process.returncode == 0
     except subprocess.TimeoutExpired:
@@ -119,7 +141,13 @@ def kill_round(given, former, moment, log):
     left = [line for line in lines if line.endswith(".partial")]
     new = [line for line in lines if re.fullmatch(re.escape(given.release) + r"-[0-9a-f]{12}", line)]
     reached = "switched" if current != former else "installed" if new else "in the middle" if left else "before it"
-    found = {"killed after": round(moment, 1), "finished": finished, "reached": reached, "whole": whole}
+    found = {
+        "killed after": round(moment, 1),
+        "counted from": "the build" if building else "the start",
+        "finished": finished,
+        "reached": reached,
+        "whole": whole,
+    }
     return found if whole else {**found, "seen": lines}
 
 
@@ -137,18 +165,21 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--leave", action="store_true", help="do not finish the installation at the end")
     given = parser.parse_args()
+    given.host, name = connect(given.inventory, given.host), given.host
     plan = json.loads(on(given.host, "cat /etc/pdstack/plan.json"))
     router = plan["routers"][0]
     url = f"http://{router['address']}:{router['ports']['http']}/v1/completions"
     former = on(given.host, "basename $(readlink /opt/pdstack/current)")
     if former.startswith(given.release) or on(given.host, f"ls -d /opt/pdstack/releases/{given.release}-* || true"):
-        sys.exit(f"{given.host} has {given.release} already: nothing to interrupt")
+        sys.exit(f"{name} has {given.release} already: nothing to interrupt")
     before, chance, rounds = pids(given.host), random.Random(given.seed), []
     clients = Clients(url, plan["model"]["served_name"], given.clients)
     problems = []
     with open("/dev/null", "w") as log:
         for number in range(given.kills):
-            found = kill_round(given, former, chance.uniform(given.first, given.span), log)
+            building = number % 2 == 1
+            moment = chance.uniform(0.0 if building else given.first, given.span)
+            found = kill_round(given, former, moment, log, building)
             rounds.append(found)
             print(f"{number + 1:3}: {found}", file=sys.stderr, flush=True)
             if not found["whole"]:
