@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import ssl
 from typing import Any
 
 import yaml
-from ansible.module_utils.pdstack import intent, inventory, refusal
+from ansible.module_utils.pdstack import intent, inventory, refusal, settings
 from ansible.plugins.action import ActionBase
 
 ROLES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "roles")
@@ -26,9 +27,36 @@ class ActionModule(ActionBase):
         self.validate_argument_spec({})
         try:
             wanted = inventory.read_intent(task_vars or {}, role_variables(ROLES))
+            problems = certificate_problems(wanted.settings.security)
+            if problems:
+                raise refusal.IntentError(problems)
         except refusal.IntentError as error:
             return {**result, "failed": True, "msg": str(error)}
         return {**result, "changed": False, "msg": intent.summary(wanted), "intent": intent.public(wanted)}
+
+
+def certificate_problems(security: settings.Security) -> list[refusal.Refusal]:
+    """Return why the files of a given certificate cannot serve, tried as a server would load them."""
+    if security.tls != "given" or not (security.tls_cert_file and security.tls_key_file):
+        return []
+    cert, key = (os.path.expanduser(path) for path in (security.tls_cert_file, security.tls_key_file))
+    for name, path in (("tls_cert_file", cert), ("tls_key_file", key)):
+        if not os.access(path, os.R_OK):
+            found = f"{path}: no such file here, or none that you may read"
+            return [refusal.Refusal(f"pd_security.{name}", found, "a PEM file on the controller", "correct the path")]
+    try:
+        # An empty password instead of a question at the terminal for a key that has one.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        return [
+            refusal.Refusal(
+                "pd_security.tls_cert_file",
+                f"{cert} with {key}: {error}",
+                "a certificate and its own key, PEM, the key without a password",
+                "give the router's certificate first in the chain, and the key that belongs to it",
+            )
+        ]
+    return []
 
 
 def role_variables(roles: str) -> list[str]:

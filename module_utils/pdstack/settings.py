@@ -250,6 +250,8 @@ _KEY = {
     "pattern_words": "16 to 256 of A-Z a-z 0-9 . _ ~ + / = -",
 }
 
+_PATH = {"pattern": r"[/~].+", "pattern_words": "an absolute path, or one that starts with ~"}
+
 
 @dataclass(frozen=True)
 class Security:
@@ -275,10 +277,10 @@ class Security:
         choices=("off", "given", "own"),
     )
     tls_cert_file: Optional[str] = option(
-        None, "certificate chain on the controller, PEM, the router's own first", "for tls: given"
+        None, "certificate chain on the controller, PEM, the router's own first", "for tls: given", **_PATH
     )
     tls_key_file: Optional[str] = option(
-        None, "private key of that certificate on the controller, PEM, without a password", "for tls: given"
+        None, "private key of that certificate on the controller, PEM, without a password", "for tls: given", **_PATH
     )
     tls_names: List[str] = option(
         list, "further names and addresses in an own certificate", "it has the host's name and its service address"

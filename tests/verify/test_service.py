@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+
+import pytest
 
 
 def show(host, unit: str, name: str) -> str:
@@ -132,6 +135,14 @@ def test_router_knows_both_workers_as_healthy(host, plan):
     assert {worker["url"] for worker in workers if worker["is_healthy"]} == {
         f"http://{item['address']}:{item['ports']['http']}" for item in plan["instances"]
     }
+
+
+def test_a_stranger_reaches_no_engine(instances):
+    """From this machine, which is in no inventory: refused at once, and not by silence."""
+    for item in instances:
+        for port in item["ports"].values():
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((item["address"], port), timeout=3)
 
 
 def test_only_the_expected_units_have_restarted(host, units):

@@ -192,6 +192,23 @@ def test_secrets_stay_out_of_every_output(play: Callable[..., Done], tmp_path: p
     assert "s3cret-key" not in done.text
 
 
+def test_a_given_certificate_is_tried_before_any_connection(play: Callable[..., Done], tmp_path: pathlib.Path) -> None:
+    for name in ("one", "other"):
+        argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        argv += ["-subj", "/CN=x", "-keyout", str(tmp_path / f"{name}.key"), "-out", str(tmp_path / f"{name}.pem")]
+        subprocess.run(argv, check=True, capture_output=True)
+
+    def given(cert: str, key: str) -> Done:
+        files = {"tls_cert_file": str(tmp_path / cert), "tls_key_file": str(tmp_path / key)}
+        return play({**GOOD, "pd_security": {"tls": "given", **files}}, VALIDATE)
+
+    assert given("one.pem", "one.key").rc == 0
+    done = given("one.pem", "other.key")
+    assert (done.rc, "pd_security.tls_cert_file" in done.text, "belongs to it" in done.text) == (2, True, True)
+    done = given("none.pem", "one.key")
+    assert (done.rc, "no such file here" in done.text) == (2, True)
+
+
 def test_registered_results_are_no_variables(play: Callable[..., Done]) -> None:
     check = {"name": "Check", "ansible.builtin.assert": {"that": "true"}, "register": "pd_something"}
     assert play(GOOD, check, VALIDATE).rc == 0
