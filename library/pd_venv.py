@@ -65,6 +65,15 @@ options:
     description: Packages that other roles add, by environment; they are left alone and are no drift.
     type: dict
     default: {}
+  base:
+    description:
+      - Folder of packages (site-packages) of the host's own Python that the engine sees behind its environment's. For
+        a machine whose Python already has torch, with locks that leave those packages out.
+    type: path
+  provided:
+    description: The packages that O(base) must have, with their versions.
+    type: dict
+    default: {}
   activate:
     description: Whether to point C(current) at the release. The one before stays linked as C(previous).
     type: bool
@@ -127,6 +136,10 @@ wheels:
   returned: always
   type: list
   elements: str
+delivered:
+  description: Whether every wheel that is needed lies in the host's wheelhouse already. Looked at only before a build.
+  returned: always
+  type: bool
 found:
   description: What was there before (absent, unfinished, damaged or intact).
   returned: always
@@ -172,6 +185,8 @@ def main() -> None:
             "python": {"type": "path"},
             "interpreters": {"type": "str", "default": ""},
             "foreign": {"type": "dict", "default": {}},
+            "base": {"type": "path"},
+            "provided": {"type": "dict", "default": {}},
             "activate": {"type": "bool", "default": True},
             "keep": {"type": "int", "default": 2},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -185,6 +200,8 @@ def main() -> None:
         seen = venv.observe(request, host)
         steps = venv.plan(seen, request)
         former = release.read_manifest(os.path.join(request.root, "releases", seen.current)) if seen.current else None
+        building = any(step.action in ("build", "repair") for step in steps)
+        delivered = building and venv.delivered(seen, request)
         before, after = venv.diff(seen, request)
         if steps and not module.check_mode:
             steps = venv.apply(request, host)
@@ -199,6 +216,7 @@ def main() -> None:
         wheelhouse=seen.wheelhouse,
         carried=seen.carried,
         wheels=sorted({pin.file for pins in request.pins(seen.python).values() for pin in pins}),
+        delivered=delivered,
         found=seen.state,
         steps=codec.dump(steps),
         former={"id": former.id, "release": former.release} if former and former.id != seen.id else None,
@@ -228,6 +246,8 @@ def read(params):  # type: ignore[no-untyped-def]
         interpreter=params["python"] or "",
         environment=codec.load(Dict[str, str], params["import_environment"], "import_environment"),
         foreign=codec.load(Dict[str, List[str]], params["foreign"], "foreign"),
+        base=params["base"] or "",
+        provided=codec.load(Dict[str, str], params["provided"], "provided"),
         activate=params["activate"],
         keep=params["keep"],
         carried=release.parse_interpreters(params["interpreters"]),

@@ -24,6 +24,8 @@ from .refusal import Refusal, Refused
 
 #: The environment whose folder and lock have the short names in an installed release.
 ENGINE = "engine"
+#: File of the engine's site-packages that names the folder of packages which the host provides.
+BASE_FILE = "pdstack-base.pth"
 
 _PIN = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)"
@@ -73,6 +75,8 @@ class Spec:
     local_packages: Dict[str, List[str]] = field(default_factory=dict)  # environment -> project folders built here
     exclude: Dict[str, List[str]] = field(default_factory=dict)  # "all" or a Python -> dependencies left out
     components: Dict[str, str] = field(default_factory=dict)  # package -> version that the documents speak of
+    provided: Dict[str, str] = field(default_factory=dict)  # package -> version that the host's own Python has
+    left_out: Dict[str, str] = field(default_factory=dict)  # package of the full lock -> why nothing has it
 
 
 @dataclass(frozen=True)
@@ -188,9 +192,11 @@ def _lock_refusal(subject: str, found: str) -> Refusal:
     return Refusal(subject, found, needed, "make the locks again: make lock")
 
 
-def release_id(name: str, python: str, locks: Mapping[str, Iterable[Pin]]) -> str:
-    """Return ``<name>-<12 hex>``: a digest over the Python version and every environment's pins."""
+def release_id(name: str, python: str, locks: Mapping[str, Iterable[Pin]], base: str = "") -> str:
+    """Return ``<name>-<12 hex>``: a digest over the Python version, every environment's pins and the base, if any."""
     digest = hashlib.sha256(f"python {python}\n".encode())
+    if base:
+        digest.update(f"base {base}\n".encode())
     for environment in sorted(locks):
         digest.update(f"[{environment}]\n".encode())
         for pin in sorted(locks[environment], key=lambda item: item.name):

@@ -54,6 +54,8 @@ class Request:
     wanted: bool = True  # False: take the release away
     environments: Sequence[str] = ()  # those that this host needs; () is all of them
     carried: Dict[str, Pin] = field(default_factory=dict)  # Python -> archive that the wheelhouse can bring
+    base: str = ""  # site-packages of the host's own Python that the engine sees behind its environment's
+    provided: Dict[str, str] = field(default_factory=dict)  # package -> version that the base must have
 
     def pins(self, python: str) -> Dict[str, List[Pin]]:
         """Return the pins that this host needs, by environment. The release's id follows from all of them."""
@@ -108,7 +110,7 @@ def observe(request: Request, host: Host) -> Observation:
     """Look at the host without changing it and without starting a process. Raises ReleaseRefused."""
     python, interpreter, carried = _choose_python(request, host)
     pins = request.pins(python)
-    identity = release.release_id(request.name, python, request.locks[python])
+    identity = release.release_id(request.name, python, request.locks[python], request.base)
     path = os.path.join(request.root, "releases", identity)
     manifest = release.read_manifest(path)
     drift: Dict[str, Drift] = {}
@@ -124,6 +126,8 @@ def observe(request: Request, host: Host) -> Observation:
             recorded.files if recorded else {},
             release.fingerprints(packages),
         )
+        if environment == release.ENGINE and request.base and not difference:
+            difference = _compare_base(request)
         if difference or not os.path.exists(os.path.join(path, release.folder_of(environment), "bin", "python")):
             drift[environment] = difference
     if not os.path.isdir(path):
@@ -201,10 +205,24 @@ def check(seen: Observation, request: Request, host: Host, hashes: bool = True) 
         needed = [wheel for wheel in wheelhouse.wheels if wheel.file in pins or wheel.file == wheelhouse.uv]
         problems += release.check_wheels(seen.wheelhouse, needed, hashes)
     problems += _check_carried(seen, request, wheelhouse, hashes) if seen.carried else _check_interpreter(seen, host)
+    problems += _check_base(request)
     problems += _check_space(request, wheelhouse, seen, host)
     if problems:
         raise ReleaseRefused(problems)
     return wheelhouse
+
+
+def delivered(seen: Observation, request: Request) -> bool:
+    """Whether the host's wheelhouse holds every wheel that the release needs, byte for byte."""
+    try:
+        wheelhouse = release.read_wheelhouse(seen.wheelhouse)
+    except ReleaseRefused:
+        return False
+    pins = {pin.file: pin for items in request.pins(seen.python).values() for pin in items}
+    needed = [wheel for wheel in wheelhouse.wheels if wheel.file in pins or wheel.file == wheelhouse.uv]
+    return not release.match_locks(wheelhouse, pins.values()) and not release.check_wheels(
+        seen.wheelhouse, needed, hashes=True
+    )
 
 
 def apply(request: Request, host: Host) -> List[Step]:
@@ -339,6 +357,28 @@ def _check_carried(seen: Observation, request: Request, wheelhouse: Wheelhouse, 
     return release.check_wheels(seen.wheelhouse, [held], hashes)
 
 
+def _compare_base(request: Request) -> Drift:
+    """How the packages that the host provides differ from those that the release counts on."""
+    found = release.installed_packages(request.base)
+    wanted = sorted((release.normal_name(name), version) for name, version in request.provided.items())
+    return Drift(
+        missing=tuple(f"{name} {version} (of {request.base})" for name, version in wanted if name not in found),
+        different=tuple(
+            f"{name} {version} -> {found[name]} (of {request.base})"
+            for name, version in wanted
+            if name in found and found[name] != version
+        ),
+    )
+
+
+def _check_base(request: Request) -> List[Refusal]:
+    if not request.base:
+        return []
+    needed = "the versions that the release was put together for"
+    remedy = "give the host's Python these versions, or pack the release anew for it"
+    return [Refusal("the host's own packages", line, needed, remedy) for line in _compare_base(request).lines()]
+
+
 def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, host: Host) -> List[Refusal]:
     unpacked = {wheel.file: wheel.unpacked for wheel in wheelhouse.wheels}
     needed = sum(unpacked.get(pin.file, 0) for pins in request.pins(seen.python).values() for pin in pins)
@@ -390,7 +430,7 @@ def _build(request: Request, seen: Observation, wheelhouse: Wheelhouse, host: Ho
     staging = os.path.join(request.root, "releases", f".{seen.id}.{os.getpid()}.partial")
     source = venv_build.Source(seen.wheelhouse, wheelhouse.uv, seen.python, seen.interpreter)
     environments, seconds = venv_build.build(
-        staging, source, request.pins(seen.python), request.imports, request.environment, host.runner
+        staging, source, request.pins(seen.python), request.imports, request.environment, host.runner, request.base
     )
     manifest = Manifest(
         release=request.name,

@@ -50,11 +50,12 @@ def build(
     imports: Mapping[str, List[str]],
     variables: Mapping[str, str],
     runner: Runner,
+    base: str = "",
 ) -> Tuple[Dict[str, Environment], Dict[str, float]]:
     """Make every environment in a new ``staging`` folder; return what they are and how long the steps took.
 
-    ``locks`` and ``imports`` are by environment, ``variables`` is the environment of the import test. Raises
-    InstallFailed.
+    ``locks`` and ``imports`` are by environment, ``variables`` is the environment of the import test, ``base`` the
+    folder of packages that the engine sees behind its own. Raises InstallFailed.
     """
     shutil.rmtree(staging, ignore_errors=True)
     tools = os.path.join(staging, "tools")
@@ -69,6 +70,10 @@ def build(
             stream.writelines(pin.line + "\n" for pin in pins)
         started = time.monotonic()
         _install(uv, tools, target, lock, source, runner)
+        if base and name == release.ENGINE:
+            packages = release.site_packages(target, source.python)
+            with open(os.path.join(packages, release.BASE_FILE), "w", encoding="utf-8") as stream:
+                stream.write(base + "\n")
         seconds[f"install {name}"] = round(time.monotonic() - started, 1)
         started = time.monotonic()
         versions = _prove(target, imports.get(name, []), tools, variables, runner)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -327,3 +328,50 @@ def test_killed_at_any_moment(installed, project_root):
     # A uv that outlived its killed parent may still have written for a moment; one more run clears that away.
     fake.apply()
     assert fake.observe().partial == []
+
+
+@pytest.fixture
+def based(fake, tmp_path):
+    """A release whose engine imports gamma, which only the host's own Python has."""
+    base = tmp_path / "base"
+    (base / "gamma-3.0.dist-info").mkdir(parents=True)
+    (base / "gamma.py").write_text("__version__ = '3.0'\n")
+    fake.imports["engine"].append("gamma")
+    return fake, {"base": str(base), "provided": {"gamma": "3.0"}}
+
+
+def test_the_engine_sees_the_packages_of_a_base_behind_its_own(based):
+    fake, given = based
+    (pathlib.Path(given["base"]) / "alpha.py").write_text("__version__ = 'of the base'\n")
+    venv.apply(fake.request(**given), fake.host())
+    seen = venv.observe(fake.request(**given), fake.host())
+    assert seen.state == "intact"
+    imports = release.read_manifest(seen.path).environments["engine"].imports
+    assert imports["gamma"] == "3.0"
+    assert imports["alpha"] == "1.0"
+    assert venv.observe(fake.request(), fake.host()).id != seen.id
+
+
+@pytest.mark.parametrize("change", ["gamma-3.1.dist-info", None])
+def test_a_base_without_what_the_release_counts_on_is_refused_and_is_drift(based, change):
+    fake, given = based
+    venv.apply(fake.request(**given), fake.host())
+    dist = pathlib.Path(given["base"]) / "gamma-3.0.dist-info"
+    dist.rename(dist.with_name(change)) if change else dist.rmdir()
+    seen = venv.observe(fake.request(**given), fake.host())
+    assert actions(venv.plan(seen, fake.request(**given))) == ["repair"]
+    with pytest.raises(release.ReleaseRefused, match="the host's own packages"):
+        venv.apply(fake.request(**given), fake.host())
+    assert (fake.root / "current/venv/bin/python").exists()
+
+
+def test_says_whether_the_wheels_lie_on_the_host_already(fake):
+    seen, request = fake.observe(), fake.request()
+    assert venv.delivered(seen, request)
+    wheel = next(fake.wheelhouse.glob("alpha*"))
+    content = bytearray(wheel.read_bytes())
+    content[-1] ^= 1
+    wheel.write_bytes(content)
+    assert not venv.delivered(seen, request)
+    wheel.unlink()
+    assert not venv.delivered(seen, request)
