@@ -1,0 +1,79 @@
+"""tools/gpu_evidence: results add up over several calls, and a failed step is written down as failed."""
+
+import importlib.machinery
+import importlib.util
+import json
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
+
+
+@pytest.fixture
+def evidence(monkeypatch):
+    loader = importlib.machinery.SourceFileLoader("gpu_evidence", str(ROOT / "tools/gpu_evidence"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("gpu_evidence", loader))
+    loader.exec_module(module)
+    return module
+
+
+def call(module, monkeypatch, folder, *steps):
+    monkeypatch.setattr(sys, "argv", ["gpu_evidence", "--output", str(folder), *steps])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    return ended.value.code
+
+
+def test_steps_add_to_what_is_there_and_failures_stay_visible(evidence, monkeypatch, tmp_path):
+    def good(run):
+        """Good."""
+        text, _seconds = run.command(["echo", "words"])
+        return {"said": text.strip()}
+
+    def bad(run):
+        """Bad."""
+        run.command(["sh", "-c", "echo the reason; exit 3"])
+
+    monkeypatch.setattr(evidence, "STEPS", {"good": good, "bad": bad, "page": evidence.page})
+    assert call(evidence, monkeypatch, tmp_path, "bad") == "failed: bad"
+    assert call(evidence, monkeypatch, tmp_path, "good", "page") == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["steps"]["good"]["found"] == {"said": "words"}
+    assert results["steps"]["bad"]["ok"] is False
+    assert "the reason" in results["steps"]["bad"]["error"]
+    assert "words" in (tmp_path / "logs/good-01.log").read_text()
+    page = (tmp_path / "results.md").read_text()
+    assert "| bad | **failed** |" in page
+    assert "the reason" in page
+
+
+def test_a_recap_is_read(evidence):
+    text = "PLAY RECAP ****\nrunner   : ok=10   changed=2    unreachable=0    failed=0\n"
+    assert evidence.recap(text) == {"runner": {"ok": 10, "changed": 2, "unreachable": 0, "failed": 0}}
+    assert evidence.recap("no recap") == {}
+
+
+def test_a_run_that_changes_something_is_not_idempotent(evidence, monkeypatch, tmp_path):
+    run = evidence.Run(tmp_path, tmp_path)
+    answers = ["PLAY RECAP *\nrunner : ok=9 changed=1\n", "nothing at all", "PLAY RECAP *\nrunner : ok=9 changed=0\n"]
+    monkeypatch.setattr(run, "play", lambda *args, **options: (answers.pop(0), 1.0))
+    for _ in range(2):
+        with pytest.raises(evidence.Failed, match="changed something"):
+            evidence.again(run)
+    assert evidence.again(run)["recap"]["runner"]["changed"] == 0
+
+
+def test_the_page_has_a_row_for_each_topology_and_concurrency(evidence):
+    figures = {"p50": 1.5, "mean": 0, "p95": 0, "p99": 0}
+    item = {
+        "concurrency": 16,
+        "output_tok_s": 4321.0,
+        "tpot_ms": figures,
+        "ttft_ms": None,
+        "completed": 95,
+        "requests": 96,
+    }
+    results = {"steps": {"pd": {"ok": True, "seconds": 1, "found": {"bench": {"runs": [item]}}}}}
+    assert "| pd | 16 | 4321 | 1.50 | - | 95 of 96 |" in evidence.render(results)
