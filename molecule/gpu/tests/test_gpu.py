@@ -29,18 +29,17 @@ def test_every_process_has_the_planned_cpus_and_memory(host, instances, found):
 
 
 def test_each_engine_uses_the_planned_gpus_and_no_other(host, instances, found):
-    """The device files that its processes hold open, by the minor number that the driver gives for each PCI id."""
-    minors = {}
-    for path in host.check_output("ls -d /proc/driver/nvidia/gpus/*").split():
-        text = host.check_output(f"cat {path}/information")
-        minors[path.rpartition("/")[2].lower()] = re.search(r"Device Minor:\s+(\d+)", text)[1]
+    """By the driver's own account of which process has a context on which GPU.
+
+    Not by open device files: an engine also opens the GPU that it hands its KV cache to.
+    """
+    listed = host.check_output("nvidia-smi --query-compute-apps=pid,gpu_uuid --format=csv,noheader").splitlines()
+    contexts = [line.split(", ") for line in listed]
     for instance in instances:
-        opened = set()
-        for pid in pids_of(host, instance["unit"]):
-            listed = host.check_output(f"ls -l /proc/{pid}/fd 2>/dev/null || true")
-            opened |= set(re.findall(r"/dev/nvidia(\d+)", listed))
-        found.setdefault("gpus", {})[instance["name"]] = sorted(opened)
-        assert opened == {minors[gpu["pci"].lower()] for gpu in instance["gpus"]}
+        pids = pids_of(host, instance["unit"])
+        used = {uuid for pid, uuid in contexts if pid in pids}
+        found.setdefault("gpus", {})[instance["name"]] = sorted(used)
+        assert used == {gpu["uuid"] for gpu in instance["gpus"]}
 
 
 def test_the_kernel_gives_what_the_units_ask_for(host, instances, found):
