@@ -70,8 +70,10 @@ def test_the_kv_cache_goes_from_gpu_to_gpu(host, found):
         result = json.loads(host.file(f"/var/lib/pdstack/nixl/{name}").content_string)
         found.setdefault("nixl", {})[name] = result
         for item in result if isinstance(result, list) else [result]:
-            assert "tcp" not in (item["lane"], item["lane_back"])
-            assert all(speed["median"] > 0 for speed in item["directions"].values())
+            assert item["memory"] == "VRAM"
+            assert "tcp" not in item["lane"] + item["lane_back"]
+            # Some UCX builds do not name the lane; no path through the host's network comes near this.
+            assert all(speed["best"] > 20e9 for speed in item["directions"].values())
 
 
 def test_the_same_tokens_from_the_pair_plain_and_streamed(host, plan, found):
