@@ -255,6 +255,20 @@ def _belongs(entry: str, names: Iterable[str]) -> bool:
     return normal_name(stem) in set(names)
 
 
+def compare_base(base: str, provided: Mapping[str, str]) -> Drift:
+    """How a folder of packages that a host provides differs from what a release counts on (package -> version)."""
+    found = installed_packages(base)
+    wanted = sorted((normal_name(name), version) for name, version in provided.items())
+    return Drift(
+        missing=tuple(f"{name} {version} (of {base})" for name, version in wanted if name not in found),
+        different=tuple(
+            f"{name} {version} -> {found[name]} (of {base})"
+            for name, version in wanted
+            if name in found and found[name] != version
+        ),
+    )
+
+
 def site_packages(environment: str, python: str) -> str:
     """Return the path of an environment's site-packages."""
     return os.path.join(environment, "lib", f"python{python}", "site-packages")

@@ -127,7 +127,7 @@ def observe(request: Request, host: Host) -> Observation:
             release.fingerprints(packages),
         )
         if environment == release.ENGINE and request.base and not difference:
-            difference = _compare_base(request)
+            difference = release.compare_base(request.base, request.provided)
         if difference or not os.path.exists(os.path.join(path, release.folder_of(environment), "bin", "python")):
             drift[environment] = difference
     if not os.path.isdir(path):
@@ -357,26 +357,13 @@ def _check_carried(seen: Observation, request: Request, wheelhouse: Wheelhouse, 
     return release.check_wheels(seen.wheelhouse, [held], hashes)
 
 
-def _compare_base(request: Request) -> Drift:
-    """How the packages that the host provides differ from those that the release counts on."""
-    found = release.installed_packages(request.base)
-    wanted = sorted((release.normal_name(name), version) for name, version in request.provided.items())
-    return Drift(
-        missing=tuple(f"{name} {version} (of {request.base})" for name, version in wanted if name not in found),
-        different=tuple(
-            f"{name} {version} -> {found[name]} (of {request.base})"
-            for name, version in wanted
-            if name in found and found[name] != version
-        ),
-    )
-
-
 def _check_base(request: Request) -> List[Refusal]:
     if not request.base:
         return []
+    found = release.compare_base(request.base, request.provided)
     needed = "the versions that the release was put together for"
     remedy = "give the host's Python these versions, or pack the release anew for it"
-    return [Refusal("the host's own packages", line, needed, remedy) for line in _compare_base(request).lines()]
+    return [Refusal("the host's own packages", line, needed, remedy) for line in found.lines()]
 
 
 def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, host: Host) -> List[Refusal]:
