@@ -34,9 +34,9 @@ class ActionModule(ActionBase):
             found = read_facts(inventory.builtin(args["facts"]))
             before = read_previous(inventory.builtin(args["previous"]))
             intended = inventory.read_intent(task_vars or {}, release=args["release"], instead=args["variables"])
-            wanted = plan.plan(intended, found, before)
+            wanted, stopped = plan.plan(intended, found, before), intended.settings.stop_foreign
             if args["check_use"]:
-                held = plan.foreign_ports(wanted, found) + plan.foreign_processes(wanted, found)
+                held = plan.foreign_ports(wanted, found, stopped) + plan.foreign_processes(wanted, found)
                 if held:
                     raise refusal.PlanRefused(held)
         except refusal.Refused as error:
@@ -49,6 +49,7 @@ class ActionModule(ActionBase):
             **result,
             "changed": args["previous"] is not None and document != old,
             "plan": document,
+            "foreign": codec.dump(plan.foreign_stops(wanted, found, stopped)),
             "report": report.plan_text(wanted),
             "msg": report.plan_text(wanted),
             "diff": {

@@ -64,6 +64,10 @@ plan:
   description: The plan document, as written to C(/etc/pdstack/plan.json).
   type: dict
   returned: success
+foreign:
+  description: By host, the processes that hold planned ports and that C(pd_stop_foreign) names.
+  returned: always
+  type: dict
 report:
   description: A table of what runs where, the reasons and the notes.
   type: str

@@ -57,6 +57,16 @@ options:
     description: Seconds to wait at most. Loading 146 GB from a cold disk takes minutes.
     type: int
     default: 1800
+  slice:
+    description:
+      - Seconds after which to return what is so far, to be called again with RV(progress) as O(progress). The action
+        plugin of the same name does so, and shows what each instance is doing. 0 waits to the end.
+    type: int
+    default: 0
+  progress:
+    description: What an earlier slice returned.
+    type: dict
+    default: {}
   marks:
     description: Folder that keeps how long each process took, for later reports. It vanishes at a reboot.
     type: path
@@ -86,6 +96,14 @@ instances:
   returned: always
   type: list
   elements: dict
+pending:
+  description: Whether the wait goes on, since O(slice) ended before it.
+  returned: always
+  type: bool
+progress:
+  description: For the next slice.
+  returned: always
+  type: dict
 """
 
 import time
@@ -113,11 +131,14 @@ def main() -> None:
                 },
             },
             "timeout": {"type": "int", "default": 1800},
+            "slice": {"type": "int", "default": 0},
+            "progress": {"type": "dict", "default": {}},
             "marks": {"type": "path", "default": "/run/pdstack/ready"},
         },
         supports_check_mode=True,
     )
     targets = [codec.load(waiter.Target, dict(item)) for item in module.params["targets"]]
+    progress = codec.load(waiter.Progress, dict(module.params["progress"]))
     try:
         results = waiter.wait(
             targets,
@@ -127,17 +148,20 @@ def main() -> None:
             time.sleep,
             0 if module.check_mode else module.params["timeout"],
             module.params["marks"],
+            progress=progress,
+            slice_s=module.params["slice"] or None,
         )
     except runner.CommandFailed as error:
         module.fail_json(msg=str(error))
     instances = [codec.dump(result) for result in results]
     late = [result for result in results if not result.ready]
-    if late and not module.check_mode:
+    pending = bool(late) and not any(result.detail for result in results)
+    if late and not pending and not module.check_mode:
         module.fail_json(
             msg="\n\n".join(f"{item.name} ({item.unit}) is {item.state}. {item.detail}".rstrip() for item in late),
             instances=[dict(instance, detail="") for instance in instances],  # the message has it
         )
-    module.exit_json(changed=False, instances=instances)
+    module.exit_json(changed=False, instances=instances, pending=pending, progress=codec.dump(progress))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,12 @@ options:
     type: list
     elements: str
     default: []
+  sets:
+    description:
+      - Leave the units of all other sets as they are. Units without a set, and those that left the plan, are acted on.
+      - All sets when it is not given.
+    type: list
+    elements: str
   marks:
     description: The folder in which M(pd_service_wait) keeps which processes were ready.
     type: path
@@ -167,6 +173,7 @@ def main() -> None:
             "owned": {"type": "list", "elements": "str", "default": []},
             "changed_files": {"type": "list", "elements": "str", "default": []},
             "stale_sets": {"type": "list", "elements": "str", "default": []},
+            "sets": {"type": "list", "elements": "str"},
             "marks": {"type": "path", "default": "/run/pdstack/ready"},
             "live": {
                 "type": "list",
@@ -224,10 +231,13 @@ def observe(wanted, params):  # type: ignore[no-untyped-def]
             reason = live.reason(intended[unit.name], state.main_pid, state.command)
         if reason:
             stale[unit.name] = reason
-        elif unit.set in params["stale_sets"]:
+    here = {unit.set for unit in wanted if unit.name in stale}
+    for unit in wanted:
+        if unit.set in params["stale_sets"] and unit.set not in here:
             stale[unit.name] = f"a member of {unit.set} on another host restarts"
     stale_sets = sorted({unit.set for unit in wanted if unit.name in stale and unit.set})
-    todo = units.plan(wanted, states, stale, strays)
+    chosen = [unit for unit in wanted if params["sets"] is None or not unit.set or unit.set in params["sets"]]
+    todo = units.plan(chosen, states, stale, strays)
     todo.reload = todo.reload or any(path.startswith(UNIT_FOLDERS) for path in params["changed_files"])
     return todo, stale_sets, [states[unit.name] for unit in wanted]
 

@@ -38,6 +38,16 @@ CAUSES: List[Cause] = [
         "look at pd_engine.extra_args; the plan's own flags follow the release's table",
     ),
     Cause(
+        r"oom-kill|Out of memory: Killed process|A process of this unit has been killed by the OOM killer",
+        "the host's memory ran out, and the kernel killed the engine",
+        "look at `free -g`: loading takes as much page cache as the checkpoint; stop what else uses memory",
+    ),
+    Cause(
+        r"No space left on device|Errno 28",
+        "a disk is full: the JIT caches below /var/lib/pdstack, /tmp, or /dev/shm",
+        "look at `df -h`; playbooks/preflight.yml lists what of pdstack may go",
+    ),
+    Cause(
         r"CUDA out of memory|OutOfMemoryError|Not enough memory",
         "the GPU or host memory does not hold the weights and the KV cache",
         "lower pd_engine.mem_fraction_static or pd_topology.context_length, or stop what else uses the GPU",
@@ -46,6 +56,22 @@ CAUSES: List[Cause] = [
         r"CUDA driver version is insufficient|Driver/library version mismatch|system has unsupported display driver",
         "the loaded driver and the CUDA libraries do not fit",
         "run playbooks/probe.yml; after a driver upgrade the host needs a reboot",
+    ),
+    Cause(
+        r"no kernel image is available|sm_\d+ is not compatible|CUDA capability .* not compatible",
+        "the release has no kernels for this GPU",
+        "compare `nvidia-smi --query-gpu=compute_cap` with the release in docs/releases.md",
+    ),
+    Cause(
+        r"nvcc(?:: not found| fatal)|Could not find nvcc|CUDA_HOME.*not set|ninja: (?:error|build stopped)",
+        "kernels could not be compiled at run time",
+        "run playbooks/host.yml: cuda_toolkit compares the toolkit below /opt/pdstack/cuda with its lock and mends it",
+    ),
+    Cause(
+        r"Watchdog timeout|DistBackendError|Timed out waiting for .* to join|store->get\(.*timeout",
+        "a rank hung or never joined the others: NCCL between the GPUs of this instance",
+        "run playbooks/probe.yml with pd_probe_measure=true and look at P2P, IOMMU and ACS; NCCL_DEBUG=INFO in "
+        "pd_engine.extra_env names the step",
     ),
     Cause(
         r"NCCL (?:WARN|ERROR)|ncclInternalError|ncclSystemError|Watchdog caught collective operation timeout",

@@ -252,6 +252,51 @@ tokenizer-cache-enable-l0 tokenizer-cache-enable-l1 tokenizer-cache-l0-max-entri
 tokenizer-path tool-call-parser worker-startup-check-interval worker-startup-timeout-secs worker-urls
 """
 
+_SMG_1_13_0 = """
+api-key assignment-mode backend balance-abs-threshold balance-rel-threshold balance-token-usage-threshold block-size
+bucket-adjust-interval-secs ca-cert-paths cache-boundaries cache-index cache-match-threshold cache-threshold
+cache-ttl-secs cb-failure-threshold cb-success-threshold cb-timeout-duration-secs cb-window-duration-secs
+chat-template client-cert-path client-key-path control-plane-api-keys control-plane-audit-enabled cors-allowed-origins
+decode decode-policy decode-selector disable-circuit-breaker disable-health-check disable-load-monitoring
+disable-retries disable-tokenizer-autoload disable-worker-overload-protection discovery-check-interval-secs
+discovery-file discovery-provider dp-aware dp-minimum-tokens-scheduler enable-igw enable-mesh enable-rl enable-trace
+enable-wasm encode encode-policy encode-selector epd-disaggregation eviction-interval-secs header-read-timeout-secs
+health-check-endpoint health-check-interval-secs health-check-port health-check-timeout-secs health-failure-threshold
+health-success-threshold help history-backend history-memory-max-items history-memory-max-responses
+history-memory-retention-secs host idle-connection-timeout-secs jemalloc-prof-dir job-queue-capacity
+job-queue-concurrency jwt-audience jwt-issuer jwt-jwks-uri jwt-role-mapping kv-connector-annotation
+kv-engine-id-annotation kv-index least-load-default-throughput least-load-kv-pressure-weight
+least-load-max-waiting-requests least-load-mean-prefill-tokens load-monitor-interval log-dir log-json log-level
+log-mm-timing max-background-responses max-buffered-request-bytes max-concurrent-requests max-idle-secs
+max-payload-size max-tree-size mcp-config-path mesh-advertise-host mesh-host mesh-peer-urls mesh-port mesh-server-name
+mesh-tls-ca-cert mesh-tls-cert mesh-tls-key mm-allow-private-media-hosts mm-allowed-media-domains
+mm-per-request-image-limit mm-pixel-cache-mb mm-pixel-rdma mm-processing model model-alias model-id-from model-path
+multimodal-max-inflight-bytes multimodal-shm-min-bytes multimodal-tensor-transport no-remove-unhealthy-workers
+no-worker-auto-recovery oracle-connect-descriptor oracle-external-auth oracle-password oracle-pool-max oracle-pool-min
+oracle-pool-timeout-secs oracle-tns-alias oracle-username oracle-wallet-path otlp-traces-endpoint overlap-decay
+overload-token-usage-threshold parser pd-admission-wait-secs pd-disaggregation policy port postgres-db-url
+postgres-op-timeout-secs postgres-pool-max power-of-two-load-metric prefill prefill-max-inflight-requests-per-worker
+prefill-policy prefill-queue-size prefill-queue-timeout-secs prefill-selector prefix-hash-balance-abs-threshold
+prefix-hash-load-factor prefix-token-count priority-scheduler-config priority-scheduler-default-max-class
+priority-scheduler-enabled priority-scheduler-tenant-metric-top-n prometheus-duration-buckets prometheus-host
+prometheus-port queue-size queue-timeout-secs rate-limit-tokens-per-second rdma-listen-ip rdma-slot-ttl-s
+reasoning-parser redis-op-timeout-secs redis-pool-max redis-retention-days redis-url remove-unhealthy-workers
+request-id-headers request-timeout-secs retry-backoff-multiplier retry-initial-backoff-ms retry-jitter-factor
+retry-max-backoff-ms retry-max-retries rl-control-timeout-secs rl-fanout-concurrency router-selector
+routing-key-headers routing-key-override schema-config selection-accounting-ttl-ms selection-policy
+selection-temperature selector service-discovery service-discovery-namespace service-discovery-port
+shutdown-grace-period-secs spill-abs-threshold spill-rel-threshold sse-keepalive-secs sticky-key-idle-secs
+sticky-sessions storage-context-headers storage-hook-wasm-path stream-body-stall-timeout-secs tenant-api-key
+tenant-header-name tenant-rate-limit-config tenant-rate-limit-enabled tls-cert-path tls-key-path
+tokenizer-cache-enable-l0 tokenizer-cache-enable-l1 tokenizer-cache-l0-max-entries tokenizer-cache-l0-max-memory
+tokenizer-cache-l1-max-memory tokenizer-path tool-call-parser trust-tenant-header upstream-http2
+upstream-pool-idle-timeout-secs worker-auto-recovery worker-overload-protection worker-overload-shed
+worker-overload-token-usage worker-overload-waiting-requests worker-stale-secs worker-stall-secs
+worker-startup-check-interval worker-startup-delay worker-startup-timeout-secs worker-urls worker-warmup-blocks
+worker-warmup-divert-every worker-warmup-secs worker-warmup-share worker-warmup-thin-ratio worker-wedge-secs
+zmq-engine-count
+"""
+
 # What 0.5.23 added; 0.5.22 had one option that it dropped.
 _NEW_IN_0_5_23 = """
 enable-amd-monokernel enable-hicache enable-http-worker-reuseport enable-megamoe-for-layernorm-sp
@@ -266,4 +311,7 @@ ENGINES: Dict[str, FrozenSet[str]] = {
     "0.5.22": frozenset(_SGLANG_0_5_23.split()) - frozenset(_NEW_IN_0_5_23.split()) | {"speculative-skip-dp-mlp-sync"},
     "0.5.23": frozenset(_SGLANG_0_5_23.split()),
 }
-ROUTERS: Dict[str, FrozenSet[str]] = {"sglang-router 0.3.2": frozenset(_SGLANG_ROUTER_0_3_2.split())}
+ROUTERS: Dict[str, FrozenSet[str]] = {
+    "sglang-router 0.3.2": frozenset(_SGLANG_ROUTER_0_3_2.split()),
+    "smg 1.13.0": frozenset(_SMG_1_13_0.split()),
+}

@@ -6,7 +6,7 @@ real argument parser of each wheel, so that a wrong line here fails in a test an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Dict, List, Tuple
 
 # Names of the decisions that releases spell differently.
@@ -33,11 +33,11 @@ class Engine:
 
 @dataclass(frozen=True)
 class Router:
-    """One router: how its options are spelt and where its version comes from."""
+    """One router program. Every release locks all of them, each for a venv of its own."""
 
     package: str
     version: str
-    spelling: Dict[str, str] = field(default_factory=dict)
+    venv: str  # below a release
 
 
 ENGINES: Dict[str, Engine] = {
@@ -78,7 +78,8 @@ ENGINES: Dict[str, Engine] = {
 }
 
 ROUTERS: Dict[str, Router] = {
-    "sglang-router": Router("sglang-router", "0.3.2"),
+    "sglang-router": Router("sglang-router", "0.3.2", "router"),
+    "smg": Router("smg", "1.13.0", "smg"),
 }
 
 
@@ -89,15 +90,14 @@ class Release:
     name: str
     profile: str  # gpu | cpu
     engine: Engine
-    router: Router
 
 
 RELEASES: Dict[str, Release] = {
-    "sglang-0.5.23": Release("sglang-0.5.23", "gpu", ENGINES["0.5.23"], ROUTERS["sglang-router"]),
-    "sglang-0.5.13.post1": Release("sglang-0.5.13.post1", "gpu", ENGINES["0.5.13.post1"], ROUTERS["sglang-router"]),
-    "cpu-0.5.23": Release("cpu-0.5.23", "cpu", ENGINES["0.5.23"], ROUTERS["sglang-router"]),
+    "sglang-0.5.23": Release("sglang-0.5.23", "gpu", ENGINES["0.5.23"]),
+    "sglang-0.5.13.post1": Release("sglang-0.5.13.post1", "gpu", ENGINES["0.5.13.post1"]),
+    "cpu-0.5.23": Release("cpu-0.5.23", "cpu", ENGINES["0.5.23"]),
     # The release before, on CPUs: what upgrades and rollbacks are tried with.
-    "cpu-0.5.22": Release("cpu-0.5.22", "cpu", ENGINES["0.5.22"], ROUTERS["sglang-router"]),
+    "cpu-0.5.22": Release("cpu-0.5.22", "cpu", ENGINES["0.5.22"]),
 }
 # The default of cuda_toolkit_set, a folder under releases/.
 TOOLKIT = "cuda-13.0"
@@ -160,10 +160,14 @@ PLAN_OWNED = frozenset(
 # The same for the router: what the plan or the variables of pd_router say.
 ROUTER_OWNED = frozenset(
     {
+        "cb-failure-threshold",
+        "cb-success-threshold",
+        "cb-timeout-duration-secs",
         "decode",
         "health-check-interval-secs",
         "health-check-timeout-secs",
         "health-failure-threshold",
+        "health-success-threshold",
         "host",
         "max-concurrent-requests",
         "pd-disaggregation",
@@ -173,7 +177,12 @@ ROUTER_OWNED = frozenset(
         "prometheus-host",
         "prometheus-port",
         "request-timeout-secs",
+        "retry-backoff-multiplier",
+        "retry-initial-backoff-ms",
+        "retry-max-backoff-ms",
+        "retry-max-retries",
         "shutdown-grace-period-secs",
+        "worker-startup-check-interval",
         "worker-startup-timeout-secs",
         "worker-urls",
     }

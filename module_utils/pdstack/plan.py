@@ -7,7 +7,7 @@ it keeps every set whose GPUs are still there, so that a re-run never reshuffles
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import checks, cpulist, flags, hostchecks, placement, render, seating
 from .facts import HostFacts, Port
@@ -26,8 +26,10 @@ __all__ = [
     "TopologyRef",
     "Why",
     "Worker",
+    "foreign_holders",
     "foreign_ports",
     "foreign_processes",
+    "foreign_stops",
     "in_force",
     "plan",
 ]
@@ -61,6 +63,7 @@ def plan(intent: Intent, facts: Mapping[str, HostFacts], previous: Optional[Plan
         topology=TopologyRef(intent.topology.mode, intent.topology.context_length),
         instances=instances,
         routers=routers,
+        canary=intent.settings.canary,
         info_path=intent.release.engine.info_endpoints[0],
         security=render.security(intent, facts),
         kernel_extension=any(item.env.get("SGLANG_PLUGINS") == flags.KERNEL_PLUGIN for item in instances),
@@ -85,20 +88,41 @@ def in_force(plans: Mapping[str, Plan]) -> Optional[Plan]:
     return replace(plans[hosts[0]], instances=ordered)
 
 
-def foreign_ports(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Refusal]:
-    """Return a refusal for each planned port that a process holds which is not the plan's own unit.
+def foreign_holders(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Tuple[str, int, str, Port]]:
+    """Return host, port, planned user and holder of each planned port that is not held by a unit of ours.
 
     A port held by the unit that the plan gives it to is ours. So is one of any ``pd-`` unit of
     ours: an earlier plan's instance, which the deployment stops before it starts the new ones.
     """
-    found: List[Refusal] = []
+    found: List[Tuple[str, int, str, Port]] = []
     for host, port, user in checks.port_users(wanted.instances, wanted.routers):
         holders = [item for item in facts[host].ports if item.port == port] if host in facts else []
-        for holder in holders:
-            if not _ours(holder):
-                found.append(_held(host, port, user, holder))
-                break
+        foreign = [holder for holder in holders if not _ours(holder)]
+        found += [(host, port, user, holder) for holder in foreign[:1]]
     return found
+
+
+def foreign_ports(wanted: Plan, facts: Mapping[str, HostFacts], stopped: Sequence[str] = ()) -> List[Refusal]:
+    """Return a refusal for each planned port that a process holds which is not ours and is not to be stopped."""
+    return [
+        _held(host, port, user, holder)
+        for host, port, user, holder in foreign_holders(wanted, facts)
+        if not _named(holder, stopped)
+    ]
+
+
+def foreign_stops(wanted: Plan, facts: Mapping[str, HostFacts], stopped: Sequence[str]) -> Dict[str, List[Port]]:
+    """Return by host the holders of our ports that ``stopped`` names, by port or by unit: serve stops them."""
+    found: Dict[str, List[Port]] = {}
+    for host, _, _, holder in foreign_holders(wanted, facts):
+        if _named(holder, stopped):
+            found.setdefault(host, []).append(holder)
+    return found
+
+
+def _named(holder: Port, names: Sequence[str]) -> bool:
+    unit = holder.unit or ""
+    return holder.pid is not None and bool({str(holder.port), unit, unit.rpartition(".")[0]} & set(names))
 
 
 def foreign_processes(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Refusal]:
@@ -126,7 +150,8 @@ def _held(host: str, port: int, user: str, holder: Port) -> Refusal:
         f"{host} port {port}",
         f"held by {who}{unit}{since} on {holder.address}",
         f"free for {user}",
-        f"stop it if nobody needs it ({stop}), or move our port with pd_ports",
+        f"stop it if nobody needs it ({stop}), let serve stop it with pd_stop_foreign: "
+        f"[{holder.unit or port}], or move our port with pd_ports",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
+from . import settings_router
 from .intent import Host
 from .placement import HostView, Spot
 
@@ -81,6 +82,8 @@ class Router:
     args: Dict[str, Any]  # without the workers
     env: Dict[str, str]
     workers: Dict[str, List[Worker]]  # by role
+    implementation: str = "sglang-router"  # sglang-router | smg
+    venv: str = "router"  # below the release
     argv: List[str] = field(default_factory=list)  # args and workers as the router's command line
     why: List[Why] = field(default_factory=list)
 
@@ -108,6 +111,7 @@ class Plan:
     topology: TopologyRef
     instances: List[Instance]
     routers: List[Router]
+    canary: settings_router.Canary = field(default_factory=settings_router.Canary)
     info_path: str = "/server_info"  # where an engine of this release tells its own configuration
     security: SecurityRef = field(default_factory=SecurityRef)
     kernel_extension: bool = False  # whether any instance loads the bundle's own kernels

@@ -11,6 +11,7 @@ from .intent import Host, Intent
 from .placement import Cpus
 from .plan_types import JIT_DIR, MODELS_DIR, GpuRef, Instance, ModelRef, Router, Seat, SecurityRef, Why, Worker
 
+STARTUP_CHECK_S = 2
 CPU_BOOTSTRAP_TIMEOUT_S = 10
 CPU_WAITING_TIMEOUT_S = 30
 GPU_BOOTSTRAP_TIMEOUT_S = 120
@@ -348,9 +349,18 @@ def _router(intent: Intent, host: Host, number: int, workers: Dict[str, List[Wor
         "prometheus-port": ports["metrics"],
         "policy": wanted.policy,
         "worker-startup-timeout-secs": wanted.startup_timeout_s,
+        "worker-startup-check-interval": STARTUP_CHECK_S,
         "health-check-interval-secs": wanted.health_interval_s,
         "health-check-timeout-secs": wanted.health_timeout_s,
         "health-failure-threshold": wanted.health_failures,
+        "health-success-threshold": 1,
+        "cb-failure-threshold": wanted.circuit_failures,
+        "cb-success-threshold": 1,
+        "cb-timeout-duration-secs": wanted.circuit_open_s,
+        "retry-max-retries": wanted.attempts,
+        "retry-initial-backoff-ms": 200,
+        "retry-backoff-multiplier": 2.0,
+        "retry-max-backoff-ms": 2000,
         "request-timeout-secs": wanted.request_timeout_s,
         "shutdown-grace-period-secs": wanted.shutdown_grace_s,
         "max-concurrent-requests": wanted.max_concurrent_requests,
@@ -368,8 +378,19 @@ def _router(intent: Intent, host: Host, number: int, workers: Dict[str, List[Wor
             f"a dead worker is out after about {wanted.health_interval_s * wanted.health_failures} s; the upstream "
             "recipe's 999999 never notices",
         ),
-        Why("circuit breaker", "stays on (the upstream recipe turns it off): a failing worker gets no requests"),
-        Why("request-timeout-secs", f"no client waits longer than {wanted.request_timeout_s} s"),
+        Why("health-success-threshold", "1: a /health that answers has generated; the default of 2 costs an interval"),
+        Why(
+            "circuit breaker",
+            f"stays on (the upstream recipe turns it off): a failing worker gets no requests, and is tried again after "
+            f"{wanted.circuit_open_s} s",
+        ),
+        Why(
+            "retry-max-retries",
+            f"{wanted.attempts} attempts, 0.2 to 2 s apart: the second in which a restarted pair is exchanged costs no "
+            "request",
+        ),
+        Why("request-timeout-secs", f"no attempt lasts longer than {wanted.request_timeout_s} s"),
+        Why("worker-startup-check-interval", f"{STARTUP_CHECK_S} s: the router's own 30 s would lengthen each start"),
         Why("worker-startup-timeout-secs", "a worker that is later than this is added at run time"),
         Why(
             "workers",
@@ -389,6 +410,8 @@ def _router(intent: Intent, host: Host, number: int, workers: Dict[str, List[Wor
         # A worker's model path is not on a router's disk: without this the router asks the hub for it.
         env={"HF_HUB_OFFLINE": "1"},
         workers=workers,
+        implementation=wanted.implementation,
+        venv=flags.ROUTERS[wanted.implementation].venv,
         argv=flags.command_line(args) + _worker_words(workers),
         why=why,
     )

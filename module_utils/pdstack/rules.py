@@ -61,7 +61,8 @@ def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal
         ("replicas", topology.replicas.extra_args),
     ):
         found += _extra(f"pd_topology.{role}.extra_args", extra, flags.PLAN_OWNED, names, flags.PAIR_OPTIONS)
-    router = engine_options.ROUTERS[f"{release.router.package} {release.router.version}"] if release else None
+    program = flags.ROUTERS.get(settings.router.implementation)
+    router = engine_options.ROUTERS[f"{program.package} {program.version}"] if program else None
     found += _extra("pd_router.extra_args", settings.router.extra_args, flags.ROUTER_OWNED, router)
     for name, value in engine.extra_env.items():
         if "expandable_segments" in str(value).lower():

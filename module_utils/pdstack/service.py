@@ -5,14 +5,31 @@ Pure text: the role renders its unit templates and hands them in; pd_files compa
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 UNIT_FOLDER = "/etc/systemd/system"
 CONFIG_FOLDER = "/etc/pdstack"
 # Keys and the router's certificate, mode 0600 root: for systemd, which hands them to units, and for our modules.
 CREDENTIALS = f"{CONFIG_FOLDER}/credentials"
 LAUNCHER = "/opt/pdstack/launch.py"
+# Where the canary finds this package: as much of it as it imports.
+LIBRARY = "/opt/pdstack/lib"
+CANARY_UNITS = ("pd-canary.service", "pd-canary.timer")
+CANARY_MODULES = (
+    "__init__",
+    "canary",
+    "codec",
+    "completion",
+    "cpulist",
+    "facts",
+    "http",
+    "ports",
+    "runner",
+    "verify",
+)
 CURRENT = "/opt/pdstack/current"
 # A release that was repaired in place keeps its link; its manifest is new.
 RELEASE = (CURRENT, f"{CURRENT}/manifest.json")
@@ -44,6 +61,9 @@ def files(
     if instances_of(plan, host) or routers_of(plan, host):
         found.append(_file(f"{UNIT_FOLDER}/pd.target", unit_texts["pd.target"]))
         found.append(_file(LAUNCHER, unit_texts["launch.py"]))
+        if plan["canary"]["enabled"]:
+            found.append(_file(f"{CONFIG_FOLDER}/canary.json", _json(canary(plan, host))))
+            found += [_file(f"{UNIT_FOLDER}/{name}", unit_texts[name]) for name in CANARY_UNITS] + library()
     for role in sorted({instance["role"] for instance in instances_of(plan, host)}):
         found.append(_file(f"{UNIT_FOLDER}/pd-{role}@.service", unit_texts[f"pd-{role}@.service"]))
     for instance in instances_of(plan, host):
@@ -82,8 +102,10 @@ def units(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
             }
         )
     for router in routers_of(plan, host):
-        found.append({"name": router["unit"], "set": "", "files": _router_files(plan, router["unit"])})
+        found.append({"name": router["unit"], "set": router["name"], "files": _router_files(plan, router["unit"])})
     if found:
+        if plan["canary"]["enabled"]:
+            found.append({"name": "pd-canary.timer", "set": "", "files": [f"{UNIT_FOLDER}/pd-canary.timer"]})
         found.append({"name": "pd.target", "set": "", "files": []})
     return found
 
@@ -118,11 +140,13 @@ def credentials(plan: Mapping[str, Any], host: str, values: Mapping[str, str]) -
     }
 
 
-def engine_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
-    """Return the engines of a host, as pd_service_wait takes them."""
+def engine_targets(plan: Mapping[str, Any], host: str, sets: Optional[Sequence[str]] = None) -> List[Dict[str, str]]:
+    """Return the engines of a host (of these sets only), as pd_service_wait takes them."""
     found = []
     for item in instances_of(plan, host):
-        target = _target(plan, item)
+        if sets is not None and item["set"] not in sets:
+            continue
+        target = target_of(plan, item)
         found.append({**target, "url": f"{target['base']}/health", "alive_url": f"{target['base']}/v1/models"})
     return found
 
@@ -135,7 +159,7 @@ def router_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
     """
     found = []
     for item in routers_of(plan, host):
-        target = _target(plan, item)
+        target = target_of(plan, item)
         found.append({**target, "url": f"{target['base']}/readiness", "alive_url": ""})
     return found
 
@@ -143,6 +167,96 @@ def router_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
 def targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
     """Return all that answers on a host."""
     return engine_targets(plan, host) + router_targets(plan, host)
+
+
+def router_workers(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
+    """Return the workers that the routers of a host should have, as pd_router takes them."""
+    wanted = {
+        worker["url"] for router in routers_of(plan, host) for role in router["workers"].values() for worker in role
+    }
+    found = []
+    for item in plan["instances"]:
+        target = target_of(plan, item)
+        if target["base"] in wanted:
+            found.append(
+                {
+                    "name": item["name"],
+                    "set": item["set"],
+                    "role": item["role"],
+                    "url": target["base"],
+                    "bootstrap_port": item["ports"].get("bootstrap", 0),
+                    "key_file": target["key_file"],
+                }
+            )
+    return found
+
+
+def probes(plan: Mapping[str, Any], host: str, sets: Sequence[str]) -> List[Dict[str, Any]]:
+    """Return the completions that prove these sets, as pd_completion takes them.
+
+    Each decode of this host answers with every prefill of its set, so that the KV cache crosses each lane.
+    """
+    found: List[Dict[str, Any]] = []
+    for item in instances_of(plan, host):
+        if item["set"] not in sets:
+            continue
+        if item["role"] == "aggregated":
+            found.append({"through": endpoint(plan, item)})
+        elif item["role"] == "decode":
+            peers = [peer for peer in plan["instances"] if peer["role"] == "prefill" and peer["set"] == item["set"]]
+            found += [{"through": endpoint(plan, item), "prefill": endpoint(plan, peer)} for peer in peers]
+    return found
+
+
+def router_probes(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
+    """Return the completions that prove the routers of a host, as pd_completion takes them."""
+    return [{"through": endpoint(plan, item)} for item in routers_of(plan, host)]
+
+
+def endpoint(plan: Mapping[str, Any], item: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return how completions are sent to an engine or a router (completion.Endpoint)."""
+    target = target_of(plan, item)
+    port = item["ports"].get("bootstrap", 0)
+    return {
+        "name": item["name"],
+        "base": target["base"],
+        "set": item.get("set", ""),
+        "key_file": target["key_file"],
+        "ca_file": target["ca_file"],
+        "bootstrap_host": item["address"] if port else "",
+        "bootstrap_port": port,
+    }
+
+
+def canary(plan: Mapping[str, Any], host: str) -> Dict[str, Any]:
+    """Return what the canary of a host watches, as canary.watched_of reads it.
+
+    An engine is asked with the engines of its set on the other side, a router's peers are all engines behind it.
+    """
+    other = {"prefill": "decode", "decode": "prefill"}
+    watched: List[Dict[str, Any]] = []
+    for item in instances_of(plan, host):
+        peers = [
+            endpoint(plan, peer)
+            for peer in plan["instances"]
+            if peer["set"] == item["set"] and peer["role"] == other.get(item["role"])
+        ]
+        watched.append({"unit": item["unit"], "role": item["role"], "endpoint": endpoint(plan, item), "peers": peers})
+    for router in routers_of(plan, host):
+        behind = [item for item in plan["instances"] if target_of(plan, item)["base"] in worker_urls(router)]
+        peers = [endpoint(plan, item) for item in behind]
+        watched.append({"unit": router["unit"], "role": "router", "endpoint": endpoint(plan, router), "peers": peers})
+    limits = {name: plan["canary"][name] for name in ("failures", "timeout_s", "cooldown_s", "per_day")}
+    return {"model": plan["model"]["served_name"], "limits": limits, "watched": watched}
+
+
+def library() -> List[Dict[str, Any]]:
+    """Return the files of this package that the canary runs from, as pd_files takes them."""
+    found = []
+    for name in CANARY_MODULES:
+        module = importlib.import_module(f"{__package__}.{name}" if name != "__init__" else str(__package__))
+        found.append(_file(f"{LIBRARY}/pdstack/{name}.py", inspect.getsource(module)))
+    return found
 
 
 def placement(instance: Mapping[str, Any]) -> str:
@@ -176,11 +290,16 @@ def environment(instance: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def worker_urls(router: Mapping[str, Any]) -> Set[str]:
+    """Return the addresses of a router's workers."""
+    return {worker["url"] for role in router["workers"].values() for worker in role}
+
+
 def _unit_folder(instance: Mapping[str, Any]) -> str:
     return f"{UNIT_FOLDER}/{instance['unit']}.d"
 
 
-def _target(plan: Mapping[str, Any], item: Mapping[str, Any]) -> Dict[str, str]:
+def target_of(plan: Mapping[str, Any], item: Mapping[str, Any]) -> Dict[str, str]:
     """Return how an engine or a router is reached from its own host.
 
     ``key_file`` opens what clients use, ``admin_key_file`` what changes the server (flush, profile, workers).

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional
 
 from . import flags, options
 from .options import option, required
+from .settings_router import Canary, Router
 
 PREFIX = "pd_"
 # What both sides of a pair must have in common stands above them.
@@ -176,60 +177,6 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Router:
-    """The router's behaviour."""
-
-    policy: str = option(
-        "cache_aware",
-        "how requests are spread over workers",
-        "keeps a conversation on the worker that holds its prefix; also the router's default",
-        choices=("random", "round_robin", "cache_aware", "power_of_two"),
-    )
-    scope: str = option(
-        "all",
-        "workers of each router: all of them, or those of its own host",
-        "one address for everything; host is for several hosts without RDMA",
-        choices=("all", "host"),
-    )
-    health_interval_s: int = option(
-        10,
-        "seconds between health checks of a worker",
-        "a dead worker leaves within half a minute; the upstream recipe's 999999 never notices",
-        low=1,
-        high=600,
-    )
-    health_timeout_s: int = option(
-        5, "seconds until a health check counts as failed", "the router's default", low=1, high=600
-    )
-    health_failures: int = option(
-        3, "failed checks in a row until a worker is taken out", "the router's default", low=1, high=100
-    )
-    request_timeout_s: int = option(
-        600,
-        "longest time of one request",
-        "8192 tokens at 15 ms each take two minutes; bounds what a client waits",
-        low=1,
-        high=86400,
-    )
-    startup_timeout_s: int = option(
-        1800,
-        "seconds that the router waits for workers at its start",
-        "loading 146 GB from a slow disk",
-        low=10,
-        high=86400,
-    )
-    shutdown_grace_s: int = option(
-        180, "seconds for requests in flight when the router stops", "the router's default", low=0, high=3600
-    )
-    max_concurrent_requests: int = option(
-        -1, "requests admitted at once, -1 for no limit", "the engine queues by itself", low=-1, high=1_000_000
-    )
-    extra_args: Dict[str, Any] = option(
-        dict, "router options, long names without dashes", "the plan sets what is needed"
-    )
-
-
-@dataclass(frozen=True)
 class Speculative:
     """Multi-token prediction."""
 
@@ -388,12 +335,18 @@ class Settings:
         choices=("nixl", "mooncake_tcp"),
     )
     engine: Engine = option(Engine, "levers of the engine", "the reference's")
+    canary: Canary = option(Canary, "watching by completions", "on: nothing else notices a pair that hangs")
     router: Router = option(Router, "behaviour of the router", "bounded times, failure detection on")
     speculative: Speculative = option(Speculative, "multi-token prediction", "off")
     kernel_extension: str = option(
         "auto", "the bundle's own sm_120 kernels", "on where hardware and release fit", choices=("auto", "on", "off")
     )
     security: Security = option(Security, "keys, TLS, firewall", "firewall on, admin key made by each host")
+    stop_foreign: List[str] = option(
+        list,
+        "units or listening ports of a former deployment by hand that serve may stop, where they hold a port of ours",
+        "nothing is stopped that was not named; preflight lists what holds our ports",
+    )
     probe_measure: bool = option(
         False, "measure P2P bandwidth in the probe (idle GPUs only)", "copies load the PCIe links"
     )
@@ -411,6 +364,13 @@ class Settings:
     lock_break: bool = option(
         False, "take a host over from a deployment that is known to be dead", "two deployments at once undo each other"
     )
+    drain: Optional[str] = option(
+        None, "what drain.yml takes out of service: an instance, a set, a router or a host", "nothing by accident"
+    )
+    drain_outage: bool = option(
+        False, "let drain.yml take out what nothing else can stand in for", "an outage is to be meant"
+    )
+    resume: Optional[str] = option(None, "what resume.yml brings back", "nothing by accident")
     retire: Optional[str] = option(
         None, "what retire.yml takes the system off: a host, or the inventory's name for all", "nothing by accident"
     )

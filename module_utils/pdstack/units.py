@@ -28,6 +28,7 @@ _PROPERTIES = (
     "NeedDaemonReload",
     "ExecMainStartTimestampMonotonic",
     "ActiveEnterTimestampMonotonic",
+    "InvocationID",
     "ExecStart",
 )
 
@@ -48,6 +49,7 @@ class UnitState:
     started_us: int = 0
     active_since_us: int = 0
     command: str = ""  # of ExecStart, as systemd has read it
+    invocation: str = ""  # of the present run, as the journal names it
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def show(runner: Runner, names: Sequence[str]) -> Dict[str, UnitState]:
             needs_reload=values.get("NeedDaemonReload") == "yes",
             started_us=_number(values.get("ExecMainStartTimestampMonotonic")),
             active_since_us=_number(values.get("ActiveEnterTimestampMonotonic")),
+            invocation=values.get("InvocationID", ""),
             command=values.get("ExecStart", "").partition("argv[]=")[2].partition(" ; ")[0],
         )
     return states

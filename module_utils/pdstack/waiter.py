@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
-from . import causes, units
+from . import causes, phases, units
 from .http import Access
 from .runner import Runner
 
@@ -59,6 +59,16 @@ class Readiness:
     seconds: Optional[float] = None
     restarts: int = 0
     detail: str = ""
+    phase: str = ""  # what its journal says that it does, while it is not ready
+
+
+@dataclass
+class Progress:
+    """A wait that goes on in another process of ours: when it began, and how often each unit had restarted then."""
+
+    begin: Optional[float] = None  # seconds of CLOCK_MONOTONIC
+    restarts: Dict[str, int] = field(default_factory=dict)
+    waited: bool = False
 
 
 def wait(
@@ -70,22 +80,25 @@ def wait(
     timeout_s: float,
     marks: str,
     poll_s: float = 0.5,
+    progress: Optional[Progress] = None,
+    slice_s: Optional[float] = None,
 ) -> List[Readiness]:
     """Poll until every target answers, one has failed for good, or ``timeout_s`` has passed.
 
     The time to ready is kept in the folder ``marks`` by unit and process, so that a later run can
-    still tell it. A unit that systemd restarts twice while we wait counts as failed.
+    still tell it. A unit that systemd restarts twice while we wait counts as failed. With ``slice_s`` it returns
+    after that time with what is so far, and goes on when it is called again with the same ``progress``.
     """
-    begin = monotonic()
+    progress = progress or Progress()
+    progress.begin = begin = monotonic() if progress.begin is None else progress.begin
     deadline = begin + timeout_s
-    first: Dict[str, int] = {}
-    waited = False
+    until = None if slice_s is None else monotonic() + slice_s
     while True:
         states = units.show(runner, [target.unit for target in targets])
         results = []
         for target in targets:
             state = states[target.unit]
-            first.setdefault(target.unit, state.restarts)
+            first = progress.restarts.setdefault(target.unit, state.restarts)
             result = Readiness(target.name, target.unit, state=f"{state.active} ({state.sub})", restarts=state.restarts)
             mark = _read_mark(marks, state)
             url = target.alive_url if mark and target.alive_url else target.url
@@ -93,11 +106,11 @@ def wait(
                 result.ready = True
                 if mark is None:
                     # Of a process that ran long before we looked, nobody knows when it first answered.
-                    watched = waited and state.started_us / 1e6 > begin - _START_SLACK_S
+                    watched = progress.waited and state.started_us / 1e6 > begin - _START_SLACK_S
                     mark = {"seconds": round(monotonic() - state.started_us / 1e6, 1) if watched else None}
                     _write_mark(marks, state, mark)
                 result.seconds = mark["seconds"]
-            elif state.active in ("failed", "inactive") or state.restarts - first[target.unit] >= 2:
+            elif state.active in ("failed", "inactive") or state.restarts - first >= 2:
                 result.state = f"failed ({state.result})" if state.result != "success" else result.state
                 result.detail = _explain(runner, target.unit)
             results.append(result)
@@ -110,7 +123,12 @@ def wait(
                     waited_for = f" within {timeout_s:.0f} s" if timeout_s else ""
                     result.detail = f"no answer{waited_for}\n{_explain(runner, result.unit)}"
             return results
-        waited = True
+        progress.waited = True
+        if until is not None and monotonic() >= until:
+            for result in results:
+                if not result.ready:
+                    result.phase = phases.phase(_journal(runner, states[result.unit])) or ""
+            return results
         sleep(poll_s)
 
 
@@ -148,6 +166,12 @@ def _write_mark(marks: str, state: units.UnitState, mark: Dict[str, Any]) -> Non
 
 def _process(state: units.UnitState) -> str:
     return f"{state.main_pid}:{state.started_us}"
+
+
+def _journal(runner: Runner, state: units.UnitState) -> str:
+    """Return the last lines that the unit's present processes have written."""
+    mine = f"_SYSTEMD_INVOCATION_ID={state.invocation}" if state.invocation else f"--unit={state.name}"
+    return runner(["journalctl", "--no-pager", "-o", "cat", "--all", "-n", "200", mine]).out
 
 
 def _explain(runner: Runner, unit: str) -> str:

@@ -6,74 +6,16 @@ import fnmatch
 import json
 import shlex
 import subprocess
-from typing import Any
 
 import pytest
 import yaml
 from pdstack import service
-
-TEXTS = {
-    "pd.target": "target\n",
-    "pd-prefill@.service": "prefill\n",
-    "pd-decode@.service": "decode\n",
-    "pd-aggregated@.service": "aggregated\n",
-    "pd-router.service": "router\n",
-    "launch.py": "launch\n",
-}
-OPEN = {"api_key": False, "admin_key": "random", "tls": "off", "tls_names": []}
-
-
-def instance(role: str, index: int, host: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "name": f"{role}-{index}",
-        "role": role,
-        "index": index,
-        "host": host,
-        "unit": f"pd-{role}@{index}.service",
-        "set": f"pair-{index}",
-        "address": "10.0.0.1",
-        "gpus": [],
-        "numa_nodes": [0],
-        "memory_nodes": "0",
-        "cpus": "0-31",
-        "ports": {"http": 30000 + index},
-        "args": {
-            "model-path": "/m",
-            "tp-size": 4,
-            "trust-remote-code": True,
-            "mem-fraction-static": 0.7,
-            "odd": "a: #b",
-        },
-        "env": {"UCX_TLS": "cuda_copy,cuda_ipc", "QUOTED": 'a "b" \\ c'},
-        "why": [
-            {"decision": "cpus", "reason": "GPUs 0-3 hang on node 0"},
-            {"decision": "env", "reason": "not placement"},
-        ],
-        **changes,
-    }
-
-
-PLAN: dict[str, Any] = {
-    "release": "r",
-    "security": OPEN,
-    "instances": [instance("decode", 0, "a"), instance("prefill", 0, "a"), instance("decode", 1, "b")],
-    "routers": [
-        {
-            "name": "router-0",
-            "host": "b",
-            "unit": "pd-router.service",
-            "address": "10.0.0.2",
-            "ports": {"http": 8000},
-            "argv": ["--port", "8000"],
-            "env": {},
-            "why": [],
-        }
-    ],
-}
+from plans import OPEN, PLAN, UNIT_TEXTS, instance
 
 
 def paths(host: str) -> set[str]:
-    return {item["path"].replace("/etc/systemd/system", "U") for item in service.files(PLAN, host, TEXTS)}
+    found = {item["path"].replace("/etc/systemd/system", "U") for item in service.files(PLAN, host, UNIT_TEXTS)}
+    return {path for path in found if not path.startswith(service.LIBRARY)}
 
 
 def test_a_host_gets_the_files_of_its_own_instances() -> None:
@@ -81,6 +23,9 @@ def test_a_host_gets_the_files_of_its_own_instances() -> None:
         "/etc/pdstack/plan.json",
         "U/pd.target",
         "/opt/pdstack/launch.py",
+        "/etc/pdstack/canary.json",
+        "U/pd-canary.service",
+        "U/pd-canary.timer",
         "U/pd-prefill@.service",
         "U/pd-decode@.service",
         "U/pd-prefill@0.service.d",
@@ -123,8 +68,11 @@ def test_placement_says_why_and_binds_only_what_the_plan_binds() -> None:
 
 
 def test_every_file_of_an_instance_makes_its_unit_stale() -> None:
-    written = {item["path"] for item in service.files(PLAN, "a", TEXTS, {"gpus": []})}
+    written = {item["path"] for item in service.files(PLAN, "a", UNIT_TEXTS, {"gpus": []})}
     shared = {"/etc/pdstack/plan.json", "/etc/pdstack/baseline.json", "/etc/systemd/system/pd.target"}
+    # The canary runs anew every time.
+    shared |= {"/etc/pdstack/canary.json", "/etc/systemd/system/pd-canary.service"}
+    shared |= {path for path in written if path.startswith(service.LIBRARY)}
     watched = {path for unit in service.units(PLAN, "a") for path in unit["files"]}
     folders = {path for path in written if path.endswith(".service.d")}
     files = written - shared - folders
@@ -159,9 +107,10 @@ def test_units_of_a_pair_share_a_set_and_the_router_does_not() -> None:
     assert {unit["name"]: unit["set"] for unit in service.units(PLAN, "a")} == {
         "pd-decode@0.service": "pair-0",
         "pd-prefill@0.service": "pair-0",
+        "pd-canary.timer": "",
         "pd.target": "",
     }
-    assert {unit["name"]: unit["set"] for unit in service.units(PLAN, "b")}["pd-router.service"] == ""
+    assert {unit["name"]: unit["set"] for unit in service.units(PLAN, "b")}["pd-router.service"] == "router-0"
 
 
 def test_engines_are_waited_for_apart_from_routers() -> None:
@@ -179,13 +128,13 @@ def test_the_router_waits_for_both_sides() -> None:
 
 
 def test_plan_json_is_the_plan() -> None:
-    (item,) = [item for item in service.files(PLAN, "c", TEXTS) if item["path"].endswith("plan.json")]
+    (item,) = [item for item in service.files(PLAN, "c", UNIT_TEXTS) if item["path"].endswith("plan.json")]
     assert json.loads(item["content"]) == PLAN
 
 
 @pytest.mark.parametrize("host", ["a", "b"])
 def test_contents_end_with_a_newline(host: str) -> None:
-    assert all(item["content"].endswith("\n") for item in service.files(PLAN, host, TEXTS) if "content" in item)
+    assert all(item["content"].endswith("\n") for item in service.files(PLAN, host, UNIT_TEXTS) if "content" in item)
 
 
 def test_shell_agrees_on_quoting() -> None:

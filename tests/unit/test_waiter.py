@@ -104,6 +104,38 @@ def test_a_process_that_was_never_seen_ready_is_known(tmp_path: Path) -> None:
     assert waiter.never_ready(states(), str(tmp_path)) == ["pd-decode@0.service"]
 
 
+def test_a_wait_in_slices_is_one_wait(tmp_path: Path) -> None:
+    """The bound, the time to ready and the count of restarts go on; in between the journal tells the phase."""
+    world = World(ready_at=22, journal="Load weight begin. avail mem=93.2 GB\n")
+    progress = waiter.Progress()
+
+    def piece(target_world: World, timeout: float) -> waiter.Readiness:
+        return waiter.wait(
+            [TARGET],
+            target_world.runner,
+            target_world.http,
+            lambda: target_world.now,
+            target_world.sleep,
+            timeout,
+            str(tmp_path),
+            progress=progress,
+            slice_s=10,
+        )[0]
+
+    first = piece(world, 60)
+    assert (first.ready, first.detail, first.phase) == (False, "", "loading the checkpoint")
+    assert world.now - world.start == pytest.approx(10, abs=1)
+    piece(world, 60)
+    assert (piece(world, 60).seconds, world.now - world.start) == (22.0, 22.0)
+    late, progress = World(ready_at=1e9), waiter.Progress()
+    for _ in range(3):
+        result = piece(late, 25)
+    assert "no answer within 25 s" in result.detail
+    crashing, progress = World(ready_at=1e9, restart_at=(4, 14)), waiter.Progress()
+    piece(crashing, 100)
+    assert piece(crashing, 100).detail
+
+
 def test_gives_up_after_the_bound(tmp_path: Path) -> None:
     world = World(ready_at=1e9)
     result = world.wait(tmp_path, timeout=30)
@@ -136,6 +168,15 @@ def test_a_unit_that_restarts_over_and_over_has_failed(tmp_path: Path) -> None:
         ("OSError: [Errno 98] Address already in use", "port of this instance"),
         ("launch_server.py: error: unrecognized arguments: --cuda-graph-max-bs", "argument is unknown"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "memory does not hold"),
+        ("ModuleNotFoundError: No module named 'sgl_kernel'", "release is incomplete"),
+        ("NVML: Driver/library version mismatch", "driver and the CUDA libraries do not fit"),
+        ("[rank1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", "NCCL failed or hung"),
+        ("Scheduler hit an exception: Watchdog timeout (self.watchdog_timeout=300)", "a rank hung or never joined"),
+        ("torch.distributed.DistBackendError: NCCL communicator was aborted", "a rank hung or never joined"),
+        ("pd-decode@0.service: A process of this unit has been killed by the OOM killer.", "host's memory ran out"),
+        ("OSError: [Errno 28] No space left on device: '/var/lib/pdstack/jit/x'", "a disk is full"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "no kernels for this"),
+        ("/bin/sh: 1: /opt/pdstack/cuda/bin/nvcc: not found", "could not be compiled"),
         ("NIXL_ERR_BACKEND", "no usable transport"),
         ("pd-decode@0.service: Failed at step NUMA_POLICY spawning", "could not apply a setting"),
     ],

@@ -1,6 +1,6 @@
 """Start an engine or a router with the keys that systemd hands to its unit.
 
-    launch.py engine|router ARGUMENT...
+    launch.py engine|sglang-router|smg ARGUMENT...
 
 Both programs take keys as arguments, which every user of a host can read, so they are set here once the arguments
 have been parsed. PDSTACK_CREDENTIALS names those that must be there: without one of them nothing starts. An engine
@@ -79,6 +79,23 @@ class HideInAnswers:
         await self.app(scope, receive, send_hidden)
 
 
+def end_progress_lines():
+    """Let progress bars write lines: the journal keeps a line that is rewritten back until it ends, with the work."""
+    try:
+        from tqdm import std
+    except ImportError:  # the router has none
+        return
+
+    def printer(file):
+        def write(text):
+            file.write(f"{text}\n")
+            file.flush()
+
+        return write
+
+    std.tqdm.status_printer = staticmethod(printer)
+
+
 def engine(keys):
     """What `python -m sglang.launch_server` does, with the keys."""
     from sglang import launch_server
@@ -97,8 +114,11 @@ def engine(keys):
 
 
 def router(keys):
-    """What `python -m sglang_router.launch_router` does, with the keys and the certificate."""
-    from sglang_router import launch_router
+    """What `python -m sglang_router.launch_router` or `smg launch` does, with the keys and the certificate."""
+    if sys.argv[1] == "smg":
+        from smg import launch_router
+    else:
+        from sglang_router import launch_router
 
     arguments = launch_router.parse_router_args(sys.argv[2:])
     arguments.api_key = keys.get("api_key")
@@ -114,5 +134,6 @@ def router(keys):
 if __name__ in ("__main__", "__mp_main__"):
     KEYS = credentials()
     hide_in_logs([value for name, value in KEYS.items() if name in ENGINE_FIELDS])
+    end_progress_lines()
 if __name__ == "__main__":
-    {"engine": engine, "router": router}[sys.argv[1]](KEYS)
+    {"engine": engine, "sglang-router": router, "smg": router}[sys.argv[1]](KEYS)

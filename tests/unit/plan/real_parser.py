@@ -2,7 +2,7 @@
 
 Run as a script of its own, since it changes what can be imported::
 
-    python real_parser.py engine|router FOLDER < requests.json > answers.json
+    python real_parser.py engine|router|smg FOLDER < requests.json > answers.json
 
 FOLDER holds the unpacked wheels. A request is a mapping (engine: what stands in the instance's YAML) or a list of words
 (router: its command line). The answer has the parser's long options, where
@@ -127,10 +127,13 @@ def engine(folder):
 
 def router(folder):
     """Return the router's parser and a function that parses its command line, workers included."""
-    from sglang_router.router_args import RouterArgs
+    if (folder / "smg").exists():
+        from smg.router_args import RouterArgs
+    else:
+        from sglang_router.router_args import RouterArgs
 
-    parser = Parser(prog="sglang_router", allow_abbrev=False)
-    # As in sglang_router.launch_router.
+    parser = Parser(prog="router", allow_abbrev=False)
+    # As in launch_router of both packages.
     RouterArgs.add_cli_args(parser, use_router_prefix=False)
 
     def parse(words):
@@ -145,7 +148,7 @@ def main():
     sys.meta_path.insert(0, Absent())
     requests = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
-        parser, parse = {"engine": engine, "router": router}[kind](folder)
+        parser, parse = {"engine": engine, "router": router, "smg": router}[kind](folder)
         answers = []
         for request in requests:
             try:

@@ -94,14 +94,15 @@ def test_a_wrong_flag_would_be_seen(release: str) -> None:
     assert all("error" in answer for answer in answers), answers
 
 
-def test_router_arguments_are_what_the_router_reads() -> None:
+@pytest.mark.parametrize("kind", ["router", "smg"])
+def test_router_arguments_are_what_the_router_reads(kind: str) -> None:
     found = [router for wanted in plans("sglang-0.5.23") for router in wanted.routers]
     found += [router for wanted in plans("cpu-0.5.23") for router in wanted.routers]
     two = [inv.host("gpu1"), inv.host("gpu2")]
     pairs = inv.planned(*two, pd_topology=inv.pd(p=2, d=2), pd_router={"scope": "host", "policy": "round_robin"})
     found += pairs.routers
     different = {json.dumps(router.argv): router for router in found}
-    answers = wheels.ask("router", "sglang-0.5.23", [router.argv for router in different.values()])["answers"]
+    answers = wheels.ask(kind, "sglang-0.5.23", [router.argv for router in different.values()])["answers"]
     assert len(answers) > 8
     for router, answer in zip(different.values(), answers):
         assert "error" not in answer, f"{answer['error']}\n{router.argv}"
@@ -119,9 +120,9 @@ def test_names_of_all_options_are_the_parsers(release: str) -> None:
     """The list against which extra arguments are checked before anything is contacted."""
     version = flags.RELEASES[release].engine.version
     assert sorted(engine_options.ENGINES[version]) == wheels.ask("engine", release, [])["options"]
-    router = flags.RELEASES[release].router
-    key = f"{router.package} {router.version}"
-    assert sorted(engine_options.ROUTERS[key]) == wheels.ask("router", "sglang-0.5.23", [])["options"]
+    for router in flags.ROUTERS.values():
+        key = f"{router.package} {router.version}"
+        assert sorted(engine_options.ROUTERS[key]) == wheels.ask(router.venv, "sglang-0.5.23", [])["options"]
 
 
 @pytest.mark.parametrize("release", sorted(flags.RELEASES))

@@ -23,7 +23,7 @@ ENGINE = ["sglang", "msgspec", "typing-extensions"]
 
 def ask(kind: str, name: str, requests: list[Any]) -> dict[str, Any]:
     """Return what the parser of an engine or a router (``kind``) of a release says to these requests."""
-    folder = unpacked(name, kind, ENGINE if kind == "engine" else ["sglang-router"])
+    folder = unpacked(name, kind, {"engine": ENGINE, "router": ["sglang-router"], "smg": ["smg"]}[kind])
     script = pathlib.Path(__file__).with_name("real_parser.py")
     done = subprocess.run(
         [sys.executable, "-I", str(script), kind, str(folder)],
