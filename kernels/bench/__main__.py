@@ -1,6 +1,6 @@
 """All measurements of the kernels on one GPU: a table on the screen, JSON in a file.
 
-    python3 bench --out results.json [--wheel FOLDER] [--flash-mla] [--deep-gemm]
+    python3 bench --out results.json [--wheel FOLDER] [--flash-mla] [--deep-gemm] [--only attention]
 
 FOLDER holds flash_mla_sm120_triton.py and indexer.py of an unpacked SGLang 0.5.13.post1 wheel.
 """
@@ -26,6 +26,9 @@ def main() -> None:
     parser.add_argument("--wheel", type=pathlib.Path)
     parser.add_argument("--flash-mla", action="store_true")
     parser.add_argument("--deep-gemm", action="store_true")
+    parser.add_argument(
+        "--only", nargs="+", choices=["attention", "indexer", "mhc"], default=["attention", "indexer", "mhc"]
+    )
     options = parser.parse_args()
 
     import attention
@@ -48,14 +51,12 @@ def main() -> None:
         "records": [],
     }
     print(json.dumps({key: value for key, value in result.items() if key != "records"}), flush=True)
-    sources = [
-        attention.measure(bandwidth, options.wheel, options.flash_mla),
-        indexer.measure(bandwidth, options.wheel, options.deep_gemm),
-        mhc.times(bandwidth),
-        mhc.gate_times(),
-        mhc.routing(),
-    ]
-    for source in sources:
+    sources = {
+        "attention": [attention.measure(bandwidth, options.wheel, options.flash_mla)],
+        "indexer": [indexer.measure(bandwidth, options.wheel, options.deep_gemm)],
+        "mhc": [mhc.times(bandwidth), mhc.gate_times(), mhc.routing()],
+    }
+    for source in (source for name in options.only for source in sources[name]):
         for record in source:
             if "ideal_us" in record:
                 record["roofline_share"] = record["ideal_us"] / record["us"]

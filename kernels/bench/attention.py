@@ -64,11 +64,11 @@ def inputs_of(shape: Shape) -> list[dict[str, Any]]:
     return [cases.attention_inputs(case, "cuda", seed) for seed in range(COPIES)]
 
 
-def my_calls(sets: list[dict[str, Any]], cut: sparse_mla.Config | None = None) -> list[Callable[[], object]]:
+def my_calls(sets: list[dict[str, Any]], cut: sparse_mla.Config | None = None) -> list[Callable[[], Any]]:
     return [lambda one=one: sparse_mla.sparse_mla_decode(**one, config=cut) for one in sets]
 
 
-def flash_mla_calls(sets: list[dict[str, Any]]) -> list[Callable[[], object]]:
+def flash_mla_calls(sets: list[dict[str, Any]]) -> list[Callable[[], Any]]:
     """FlashMLA 1.0.0 (H = 64 or 128 only); its scheduler's metadata is kept per set, as the engine keeps it a step."""
     from flash_mla import flash_mla_interface as flash_mla
 
@@ -95,7 +95,7 @@ def flash_mla_calls(sets: list[dict[str, Any]]) -> list[Callable[[], object]]:
     return [lambda one=one, meta=meta: call(one, meta) for one, meta in zip(sets, metas)]
 
 
-def simt_calls(sets: list[dict[str, Any]], folder: pathlib.Path, pad_to: int = 64) -> list[Callable[[], object]]:
+def simt_calls(sets: list[dict[str, Any]], folder: pathlib.Path, pad_to: int = 64) -> list[Callable[[], Any]]:
     """The per-head kernel of SGLang 0.5.13.post1, from an unpacked wheel, with heads padded as the engine pads them."""
     sys.path.insert(0, str(folder))
     import flash_mla_sm120_triton as simt
@@ -146,6 +146,11 @@ def measure(bandwidth: float, wheel: pathlib.Path | None, flash: bool) -> Iterat
         if flash and shape.heads == 64:
             record["flash_mla_us"] = timing.replay_time(flash_mla_calls(sets))
         if wheel and shape.rows * shape.tokens <= 64 * 640:
-            record["simt_us"] = timing.replay_time(simt_calls(sets[:4], wheel), repeats=3, rounds=1)
+            simt = simt_calls(sets[:4], wheel)
+            record["simt_us"] = timing.replay_time(simt, repeats=3, rounds=1)
+            mine, theirs = my_calls(sets[:1])[0]()[0], simt[0]()
+            theirs = theirs[0] if isinstance(theirs, tuple) else theirs
+            theirs = theirs.reshape(mine.shape[0], 1, -1, layout.HEAD_DIM)[:, :, : shape.heads]
+            record["simt_largest_difference"] = float((mine.float() - theirs.float()).abs().max())
         yield record
         torch.cuda.empty_cache()

@@ -5,6 +5,7 @@ Compiled, never run on sm_120: these tests say that the code fits a block there 
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import subprocess
@@ -95,48 +96,53 @@ def attention(cut: sparse_mla.Config, capability: int, page1: int = 64) -> Compi
         "SPLIT": cut.splits > 1,
         "HB": cut.heads,
         "T": cut.tokens,
-        "DT": tl.bfloat16,
+        "STAGES": cut.stages,
+        "DT": tl.float16,
         "PACKED": True,
-        "PREFETCH": True,
-        "OVERLAP": cut.splits > 1,
+        "OVERLAP": True,
     }
     return Compiled(sparse_mla_jit.decode_kernel, capability, cut.warps, constants)
 
 
-# Every cut that `choose` gives to decode calls on 188 multiprocessors with 99 KB a block.
-CUTS = sorted(
-    {
-        sparse_mla.choose(rows, heads, 128, extra, 188, SM120_SHARED)
+def chosen(sms: int, shared: int) -> list[sparse_mla.Config]:
+    """Every cut that `choose` gives to decode calls, one for each kernel that is compiled for them."""
+    cuts = {
+        sparse_mla.choose(rows, heads, 128, extra, sms, shared)
         for rows in (1, 16, 64, 192)
         for heads in (8, 16, 64)
         for extra in (0, 64, 512, 1024)
-    },
-    key=lambda cut: (cut.heads, cut.tokens, cut.splits),
-)
-SHAPES = sorted({(cut.heads, cut.tokens, cut.warps, min(cut.splits, 2)) for cut in CUTS})
+    }
+    return sorted({dataclasses.replace(cut, splits=2) for cut in cuts}, key=dataclasses.astuple)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_attention_fits_sm120(shape: tuple[int, int, int, int], tmp_path: pathlib.Path) -> None:
-    code = attention(sparse_mla.Config(*shape), 120)
+@pytest.mark.parametrize("cut", chosen(188, SM120_SHARED), ids=lambda cut: str(dataclasses.astuple(cut)))
+def test_attention_fits_sm120(cut: sparse_mla.Config, tmp_path: pathlib.Path) -> None:
+    code = attention(cut, 120)
     assert code.shared <= SM120_SHARED
     assert code.count(tmp_path, "HMMA") >= 32, "no tensor cores"
     assert code.count(tmp_path, "LDSM") >= 32, "operands are not loaded as matrices"
-    assert code.stack(tmp_path) <= 64, "registers spill"
+    assert code.count(tmp_path, "LDGSTS") >= 8 or cut.stages == 1, "tiles are not read ahead"
+    assert code.stack(tmp_path) == 0, "registers spill"
 
 
 @pytest.mark.parametrize("page1", [0, 2], ids=["one-pool", "pages-of-2"])
 def test_attention_of_other_pools_fits_sm120(page1: int, tmp_path: pathlib.Path) -> None:
-    code = attention(sparse_mla.Config(16, 32, 4, 2), 120, page1)
+    code = attention(sparse_mla.Config(16, 32, 4, 1 if page1 == 0 else 2), 120, page1)
     assert code.shared <= SM120_SHARED // 2, "two blocks fit a multiprocessor"
     assert code.count(tmp_path, "HMMA") >= 32
     assert code.stack(tmp_path) <= 64
 
 
-def test_sm90_runs_the_same_instructions(tmp_path: pathlib.Path) -> None:
-    code = attention(sparse_mla.Config(16, 32, 4, 2), 90)
+READ_AHEAD = [cut for cut in chosen(132, 232448) if cut.stages > 1]
+
+
+@pytest.mark.parametrize("cut", READ_AHEAD, ids=lambda cut: str(dataclasses.astuple(cut)))
+def test_sm90_runs_the_same_instructions(cut: sparse_mla.Config, tmp_path: pathlib.Path) -> None:
+    code = attention(cut, 90)
+    assert code.shared <= 232448
     assert code.count(tmp_path, "HMMA") >= 32
     assert code.count(tmp_path, "HGMMA") == 0, "a Hopper-only instruction: an H200 would test other code"
+    assert code.count(tmp_path, "LDGSTS") >= 8, "tiles are not read ahead"
 
 
 @pytest.mark.parametrize(("capability", "instruction"), [(120, "QMMA"), (90, "QGMMA")])

@@ -27,12 +27,18 @@ MOST_SPLITS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How one call is cut: heads and tokens of a tile, warps of a program, programs among which a row is split."""
+    """How one call is cut.
+
+    Attributes:
+        heads, tokens: of a tile; warps: of a program; splits: programs among which a row's tokens are split.
+        stages: 1 reads a tile into registers when it is needed; n has n - 1 tiles on their way into shared memory.
+    """
 
     heads: int
     tokens: int
     warps: int
     splits: int
+    stages: int = 1
 
 
 @functools.cache
@@ -55,20 +61,23 @@ def choose(rows: int, heads: int, width0: int, width1: int, sms: int, shared: in
         rows: query rows; heads: heads that are computed; width0, width1: index widths of the two pools.
         sms: multiprocessors; shared: bytes of shared memory that a block can have.
     """
-    block = 32 if heads > 16 and rows * -(-heads // 32) >= sms // 4 else 16
+    block = 32 if heads > 16 and rows * -(-heads // 32) >= sms // 5 else 16
     programs = max(1, rows * -(-heads // block))
+    roomy = shared >= 2 * SM120_SHARED  # two programs with tiles on their way into shared memory
 
     def tiles(size: int) -> int:
         return max(1, -(-width0 // size) - (-width1 // size))
 
-    if programs * tiles(32) <= sms or (block == 32 and shared < 102400):
-        tile, warps, resident = 32, 4, sms
-    elif programs * tiles(64) <= 2 * sms:
-        tile, warps, resident = 64, 8, sms
-    else:
-        tile, warps, resident = 32 if block == 16 else 64, 4, 2 * sms
-    share = -(-tiles(tile) // max(1, min(MOST_SPLITS, resident // programs)))
-    return Config(heads=block, tokens=tile, warps=warps, splits=-(-tiles(tile) // share))
+    if programs * tiles(32) <= sms:
+        return Config(heads=block, tokens=32, warps=4, splits=min(MOST_SPLITS, tiles(32)))
+    if block == 16 and programs * tiles(64) <= sms:
+        return Config(heads=16, tokens=64, warps=8, splits=tiles(64))
+    if block == 32 and programs * tiles(64) <= 2 * sms and roomy:
+        return Config(heads=32, tokens=64, warps=8, splits=1)
+    stages = 3 if roomy else 1 if block == 16 else 2
+    resident = sms if block == 32 and 2 * programs <= sms else 2 * sms
+    share = max(3, -(-tiles(32) // max(1, min(MOST_SPLITS, resident // programs))))
+    return Config(heads=block, tokens=32, warps=4, splits=-(-tiles(32) // share), stages=stages)
 
 
 def sparse_mla_decode(
@@ -84,7 +93,7 @@ def sparse_mla_decode(
     *,
     head_range: tuple[int, int] | None = None,
     config: Config | None = None,
-    dot_dtype: tl.dtype = tl.bfloat16,
+    dot_dtype: tl.dtype = tl.float16,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of each query row over its own list of cached tokens.
 
@@ -132,8 +141,8 @@ def sparse_mla_decode(
         shape = (rows, cut.splits, heads, layout.HEAD_DIM)
         part = torch.empty(shape, dtype=q.dtype, device=q.device)
         part_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
-    # Programmatic dependent launch: the merge is set up while the splits still run.
-    overlap = q.is_cuda and cut.splits > 1
+    # Programmatic dependent launch: a kernel is set up while the one before still runs.
+    overlap = q.is_cuda
     sink = lse if attn_sink is None else attn_sink
     sparse_mla_jit.decode_kernel[(triton.cdiv(heads, cut.heads), cut.splits, rows)](
         q,
@@ -169,12 +178,12 @@ def sparse_mla_decode(
         SPLIT=cut.splits > 1,
         HB=cut.heads,
         T=cut.tokens,
+        STAGES=cut.stages,
         DT=dot_dtype,
-        PACKED=dot_dtype == tl.bfloat16,
-        # Worth its instructions only where a program has more than two tiles.
-        PREFETCH=q.is_cuda and width0 + width1 > 2 * cut.tokens * cut.splits,
+        PACKED=dot_dtype == tl.float16,
         OVERLAP=overlap,
         num_warps=cut.warps,
+        launch_pdl=overlap,
     )
     if cut.splits > 1:
         sparse_mla_jit.merge_kernel[(heads, rows)](
