@@ -217,6 +217,11 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
     chosen.because(
         "SGLANG_CACHE_DIR", "a JIT cache for each release and toolkit: a stale one gives wrong kernels, flashinfer#5145"
     )
+    env["HOME"] = env["SGLANG_CACHE_DIR"]
+    chosen.because(
+        "HOME",
+        "the JIT cache too: Triton, TileLang, tvm-ffi and flashinfer of some releases write below the home folder",
+    )
     if len(seat.spot.nodes) > 1 and None not in seat.spot.nodes:
         args["numa-node"] = [seat.view.gpu_nodes[i] for i in seat.spot.positions]
         if release.strict_numa:

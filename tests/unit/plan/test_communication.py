@@ -56,6 +56,13 @@ def test_nvlink_leaves_nccl_alone() -> None:
     assert "NVLink" in reasons(item, "NCCL")
 
 
+def test_all_that_is_compiled_at_run_time_goes_to_one_folder() -> None:
+    """Only the JIT cache is writable in a unit, and not every compiler asks SGLANG_CACHE_DIR."""
+    env = named(inv.planned(inv.host()), "decode-0").env
+    assert env["HOME"] == env["SGLANG_CACHE_DIR"]
+    assert env["HOME"].startswith("/var/lib/pdstack/jit/")
+
+
 @pytest.mark.parametrize(
     ("answer", "level", "said"), [(True, "SYS", "claims"), (False, None, "denies"), (None, None, "not known")]
 )
