@@ -14,8 +14,10 @@ def batches(plan: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]) 
     ``observed`` is what pd_units found on each host. First comes what does not serve now: it takes nothing away.
     Then stale sets of engines restart one after the other, so that the others go on serving, then routers.
     Where engines left the plan or are new to a host, everything concerned restarts at once: what is new may need the
-    GPUs of what has not restarted yet, and an old router may be of another mode. A batch has ``sets``, those
-    ``restarting`` of them, and an ``announcement``.
+    GPUs of what has not restarted yet, and an old router may be of another mode. A changed key restarts everything that
+    uses it at once, too: who has the old one and who has the new one refuse each other, so nothing is ``drained``
+    through a router that does not know our key yet. A batch has ``sets``, those ``restarting`` of them, whether they
+    are drained first, and an ``announcement``.
     """
     of = {(host, unit["name"]): unit["set"] for host in observed for unit in service.units(plan, host)}
     stale = {name for found in observed.values() for name in found["stale_sets"]}
@@ -29,7 +31,8 @@ def batches(plan: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]) 
     engines = list(dict.fromkeys(item["set"] for item in plan["instances"]))
     routers = [item["name"] for item in plan["routers"]]
     waiting = (waiting - stale) & {*engines, *routers}
-    if moving and stale:
+    rekeyed = any(_names_a_key(why) for found in observed.values() for why in found.get("reasons", {}).values())
+    if (moving or rekeyed) and stale:
         steps = [[name for name in engines + routers if name in stale | waiting]]
     else:
         # A router that is stale restarts with what it may not know yet, else after all engines.
@@ -41,10 +44,15 @@ def batches(plan: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]) 
         {
             "sets": sets,
             "restarting": [name for name in sets if name in stale],
+            "drained": not rekeyed,
             "announcement": _announcement(plan, [name for name in sets if name in stale]),
         }
         for sets in steps
     ]
+
+
+def _names_a_key(why: str) -> bool:
+    return any(f"{service.CREDENTIALS}/{name}" in why for name in ("api_key", "admin_key"))
 
 
 def _announcement(plan: Mapping[str, Any], restarting: Sequence[str]) -> str:

@@ -35,6 +35,18 @@ def test_stale_sets_restart_one_after_the_other_and_routers_last() -> None:
     assert [bool(batch["announcement"]) for batch in found] == [False, False, True]
 
 
+@pytest.mark.parametrize("key", ["api_key", "admin_key"])
+def test_a_changed_key_restarts_all_its_users_at_once_and_drains_nothing(key: str) -> None:
+    """A router with the old key would refuse to drain, and its completion would be no proof."""
+    why = {"pd-decode@0.service": f"{service.CREDENTIALS}/{key} changed"}
+    everything = ["pair-0", "pair-1", "router-0"]
+    (batch,) = rolling.batches(pairs(2), {"a": observed(stale_sets=everything, reasons=why)})
+    assert (batch["sets"], batch["restarting"], batch["drained"]) == (everything, everything, False)
+    other = {"pd-router.service": f"{service.CREDENTIALS}/tls_cert changed"}
+    (batch,) = rolling.batches(pairs(2), {"a": observed(stale_sets=["router-0"], reasons=other)})
+    assert (batch["sets"], batch["drained"]) == (["router-0"], True)
+
+
 def test_a_pair_that_is_alone_restarts_in_an_announced_window() -> None:
     (batch,) = rolling.batches(pairs(1), {"a": observed(stale_sets=["pair-0"])})
     assert "answers 503 from here until pair-0 is back" in batch["announcement"]
