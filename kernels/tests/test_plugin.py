@@ -193,10 +193,12 @@ def test_prefill_without_graphs_proves_nothing_yet(engine: Engine) -> None:
 
 
 def test_a_kernel_that_is_off_is_left_to_the_engine(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     captured = engine("0.5.13.post1", "auto", broken={"indexer": "scores are off"})["captured"]
     adapters.CALLS.update({"sparse_mla": 43, "hc_pre": 86})
     assert captured(runner()) == "original"
     assert "indexer does not compute what it should on this GPU (scores are off); the engine's own" in caplog.text
+    assert "hooked sparse_mla, hc_pre, draft_moe; those with a reference agree" in caplog.text
     assert {"indexer"} == adapters.BROKEN
     assert adapters.indexer_0_5_13(lambda *given: given[6:], *range(7), False) == (6, False)
 

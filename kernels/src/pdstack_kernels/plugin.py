@@ -106,6 +106,10 @@ def _around_capture(
         for kernel, wrong in failures.items():
             _refuse(mode, f"{kernel} does not compute what it should on this GPU ({wrong})")
         adapters.BROKEN.update(failures)
+        # The line that `_apply` logs comes before the engine has set up its log.
+        good = _names([hook for hook in hooks if hook.kernel not in failures])
+        text = "pdstack-kernels %s: %s, sglang %s: hooked %s; those with a reference agree with it on this GPU"
+        LOG.info(text, __version__, mode, version, good)
     result = original(runner, *args, **more)
     counts = {hook.kernel: int(adapters.CALLS[hook.kernel]) for hook in hooks}
     broken = sorted(adapters.BROKEN)

@@ -15,7 +15,7 @@ TOOL = ROOT / "tools/reduced_deepseek_v4"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reduced")
-    subprocess.run([sys.executable, TOOL, "--layers", "6", "--experts", "8", folder], check=True, capture_output=True)
+    subprocess.run([sys.executable, TOOL, "--layers", "6", folder], check=True, capture_output=True)
     return folder
 
 
@@ -46,20 +46,25 @@ def test_the_kernels_shapes_are_the_models_own(config):
     assert (config["num_attention_heads"], config["index_n_heads"], config["index_topk"]) == (64, 64, 512)
 
 
+def test_the_gate_finds_as_many_experts_as_it_compares(config):
+    """sglang 0.5.13.post1 compares the results of 8, 12 or 16 warps of 32 experts each, however many there are."""
+    assert -(-config["n_routed_experts"] // 32) in (8, 12, 16)
+
+
 def test_the_tokenizer_fits_the_vocabulary(model, config):
     vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
     assert max(vocabulary.values()) < config["vocab_size"]
     assert (model / "tokenizer_config.json").exists()
 
 
-@pytest.mark.parametrize(("option", "value"), [("--layers", "2"), ("--experts", "5")])
-def test_too_small_is_refused(tmp_path, option, value):
-    done = subprocess.run([sys.executable, TOOL, option, value, tmp_path], capture_output=True, text=True, check=False)
+def test_too_few_layers_are_refused(tmp_path):
+    command = [sys.executable, TOOL, "--layers", "2", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "needs at least" in done.stderr
+    assert "needs at least 3 layers" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_the_file_is_the_function(config):
-    made = runpy.run_path(str(TOOL))["config"](6, 8, 65536, 512)
+    made = runpy.run_path(str(TOOL))["config"](6, 65536, 512)
     assert made == config
