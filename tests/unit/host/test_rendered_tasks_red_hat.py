@@ -123,3 +123,26 @@ def test_rendered_fabric_manager_has_the_drivers_version(system):
     module, arguments = tasks["Install the Fabric Manager"]
     assert module == "ansible.builtin.dnf"
     assert arguments == {"name": "nvidia-fabricmanager-580.95.05", "allow_downgrade": True}
+
+
+def test_rendered_packages_are_looked_up_before_any_host_installs():
+    (block,) = load(ROLE / "tasks/obtainable.yml")
+    found = {}
+    for task in block["block"] + block["rescue"]:
+        templar = Templar(
+            loader=DataLoader(),
+            variables={
+                "__gpu_host_apt": False,
+                "__gpu_host_wanted": ["numactl", "ninja-build"],
+                "ansible_failed_result": {"msg": "No package ninja-build available."},
+                "inventory_hostname": "gpu1",
+            },
+        )
+        if templar.evaluate_conditional(task.get("when", True)):
+            module = next(key for key in task if "." in key)
+            found[module] = templar.template(task[module])
+    assert found["ansible.builtin.dnf"] == {"name": ["numactl", "ninja-build"], "download_only": True}
+    assert "ansible.builtin.apt" not in found
+    words = found["ansible.builtin.fail"]["msg"]
+    for word in ("gpu1 lacks numactl, ninja-build", "No package ninja-build available", "dnf download --resolve"):
+        assert word in words
