@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from . import codec, release, venv_build
+from . import codec, release, space, venv_build
 from .refusal import Refusal
 from .release import Drift, Manifest, Pin, ReleaseRefused, Wheelhouse
 from .runner import Completed, Runner
@@ -376,12 +376,15 @@ def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, ho
     free = host.free(request.root)
     if free >= needed:
         return []
+    spared = {seen.id, linked(request.root, "current"), linked(request.root, "previous")}
+    others = space.removable(os.path.join(request.root, "releases"), spared)
     return [
         Refusal(
             f"disk space at {request.root}",
             f"{free / 1e9:.2f} GB free",
             f"{needed / 1e9:.2f} GB for {request.name}",
-            f"free {(needed - free) / 1e9:.2f} GB; older releases are below {request.root}/releases",
+            f"free {(needed - free) / 1e9:.2f} GB; releases that are neither current nor previous: "
+            + space.words(others, "none"),
         )
     ]
 

@@ -222,7 +222,7 @@ class Reconciler:
         self._result.quarantined = list(plan.strays)
         self._result.changed = bool(bad or plan.strays) or self.store.base != self.store.final
         self._describe(selected, plan, entries)
-        require_space(self.store.root, self._result.to_fetch_bytes, self._request.min_free)
+        require_space(self.store.root, self._result.to_fetch_bytes, self._request.min_free, self.store.name)
 
     def _make(self, started: float) -> None:
         listing = self._listing()
@@ -287,7 +287,7 @@ class Reconciler:
         for file in todo:
             groups.setdefault(file.key, []).append(file)
         first = [group[0] for group in groups.values()]
-        require_space(self.store.root, self._to_fetch(first), self._request.min_free)
+        require_space(self.store.root, self._to_fetch(first), self._request.min_free, self.store.name)
         self._progress.enter("fetching", len(first), sum(file.size for file in first))
         request, swarm = self._request, self._world.swarm
         workers = request.workers if swarm is None else swarm.workers(request.workers)

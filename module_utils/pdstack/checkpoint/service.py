@@ -38,6 +38,7 @@ UNITS = "/etc/systemd/system"
 MODULES = (
     "",
     "codec",
+    "space",
     "checkpoint",
     "checkpoint.agent",
     "checkpoint.command",

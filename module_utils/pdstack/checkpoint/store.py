@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Iterator, List, Optional
 
-from .. import codec
+from .. import codec, space
 from . import manifest as manifests
 from .errors import CheckpointError
 from .listing import RESERVED
@@ -158,19 +158,24 @@ def make_parents(base: str, path: str) -> str:
     return os.path.join(base, path)
 
 
-def require_space(root: str, needed: int, min_free: int) -> None:
-    """Raise CheckpointError unless ``needed`` bytes may come to the disk of ``root`` and leave ``min_free`` on it."""
+def require_space(root: str, needed: int, min_free: int, name: str = "") -> None:
+    """Raise CheckpointError unless ``needed`` bytes may come to the disk of ``root`` and leave ``min_free`` on it.
+
+    ``name`` is the checkpoint that they are for; the error lists the others, and what earlier downloads left.
+    """
     place = root
     while not os.path.isdir(place):
         place = os.path.dirname(place)
     disk = os.statvfs(place)
     free = disk.f_bavail * disk.f_frsize
     if needed and needed + min_free > free:
+        others = space.removable(root, {name, ".pdstack"}) + space.removable(f"{root}/.pdstack/staging", {name})
         raise CheckpointError(
             "no-space",
             f"{place} has {free / 1e9:.2f} GB free",
             f"{needed / 1e9:.2f} GB to fetch and {min_free / 1e9:.2f} GB to stay free (min_free)",
-            "free space, choose another dest, or retire a checkpoint that is no longer used",
+            "free space, choose another dest, or retire a checkpoint that nothing serves any more. Others here: "
+            + space.words(others, "none"),
         )
 
 
