@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,97 @@ def test_what_is_put_on_a_host_imports_by_itself(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     needed = {"pdstack." + name for name in service.CANARY_MODULES if name != "__init__"}
     assert set(json.loads(done.stdout.replace("'", '"'))) == needed
+
+
+class Stub(http.server.BaseHTTPRequestHandler):
+    """An engine or router that completes, unless its server is told to hang."""
+
+    def do_GET(self) -> None:
+        self.answer({"loads": [{"num_running_reqs": 0, "gen_throughput": 0.0}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.rooms.append(body.get("bootstrap_room"))  # type: ignore[attr-defined]
+        hung = self.server.hung  # type: ignore[attr-defined]
+        self.answer({"usage": {"completion_tokens": 0 if hung else body["max_tokens"]}})
+
+    def answer(self, document: dict[str, Any]) -> None:
+        text = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def servers() -> Iterator[dict[str, Any]]:
+    made = {name: http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stub) for name in ("prefill", "decode", "router")}
+    for server in made.values():
+        server.rooms, server.hung = [], False  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield made
+    for server in made.values():
+        server.shutdown()
+        server.server_close()
+
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/calls"
+[ "$1" = show ] || exit 0
+shift 4
+for unit; do printf 'ActiveState=active\\nMainPID=7\\nExecMainStartTimestampMonotonic=5\\n\\n'; done
+"""
+
+
+def test_as_a_host_runs_it(tmp_path: Path, servers: dict[str, Any]) -> None:
+    """The files, the command of the unit, real HTTP: a pair is asked with one room, and what hangs is killed."""
+    for item in service.library():
+        path = tmp_path / os.path.relpath(item["path"], service.LIBRARY)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(item["content"])
+    (tmp_path / "systemctl").write_text(SYSTEMCTL)
+    (tmp_path / "systemctl").chmod(0o755)
+
+    def endpoint(name: str, **more: Any) -> dict[str, Any]:
+        base = f"http://127.0.0.1:{servers[name].server_address[1]}"
+        return {**Endpoint(f"{name}-0", base, set="" if name == "router" else "pair-0").__dict__, **more}
+
+    prefill, decode = endpoint("prefill", bootstrap_host="127.0.0.1", bootstrap_port=8998), endpoint("decode")
+    watched = [
+        {"unit": "pd-prefill@0.service", "role": "prefill", "endpoint": prefill, "peers": [decode]},
+        {"unit": "pd-decode@0.service", "role": "decode", "endpoint": decode, "peers": [prefill]},
+        {"unit": "pd-router.service", "role": "router", "endpoint": endpoint("router"), "peers": [prefill, decode]},
+    ]
+    config, state = tmp_path / "config.json", tmp_path / "state.json"
+    limits = canary.Limits(failures=2, timeout_s=5).__dict__
+    config.write_text(json.dumps({"model": "tiny", "limits": limits, "watched": watched}))
+    code = f"from pdstack import canary; canary.main({str(config)!r}, {str(state)!r})"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)}
+
+    def look() -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(state.read_text())
+
+    assert look()["ok"]
+    assert set(servers["prefill"].rooms) == set(servers["decode"].rooms) - {None}
+    assert len(set(servers["prefill"].rooms)) == 2
+    assert servers["router"].rooms == [None]
+    servers["decode"].hung = servers["router"].hung = True
+    look()
+    states = {unit: found["state"] for unit, found in look()["units"].items()}
+    assert states == {
+        "pd-prefill@0.service": "failing",
+        "pd-decode@0.service": "failing",
+        "pd-router.service": "blameless",
+    }
+    kills = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("kill")]
+    assert kills == [
+        "kill --signal=KILL --kill-whom=all pd-prefill@0.service",
+        "kill --signal=KILL --kill-whom=all pd-decode@0.service",
+    ]
