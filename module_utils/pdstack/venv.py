@@ -376,17 +376,11 @@ def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, ho
     free = host.free(request.root)
     if free >= needed:
         return []
-    spared = {seen.id, linked(request.root, "current"), linked(request.root, "previous")}
-    others = space.removable(os.path.join(request.root, "releases"), spared)
-    return [
-        Refusal(
-            f"disk space at {request.root}",
-            f"{free / 1e9:.2f} GB free",
-            f"{needed / 1e9:.2f} GB for {request.name}",
-            f"free {(needed - free) / 1e9:.2f} GB; releases that are neither current nor previous: "
-            + space.words(others, "none"),
-        )
-    ]
+    kept = {seen.id, linked(request.root, "current"), linked(request.root, "previous")}
+    others = space.words(space.removable(f"{request.root}/releases", kept), "none")
+    remedy = f"free {(needed - free) / 1e9:.2f} GB; releases that are neither current nor previous: {others}"
+    found, wanted = f"{free / 1e9:.2f} GB free", f"{needed / 1e9:.2f} GB for {request.name}"
+    return [Refusal(f"disk space at {request.root}", found, wanted, remedy)]
 
 
 def _unpack(seen: Observation, host: Host) -> None:
