@@ -36,8 +36,13 @@ def tree(tmp_path_factory):
 
 def test_units_run_in_it_and_nothing_is_left(tree, tmp_path):
     (tmp_path / "given").write_text("from the machine\n")
+    smi = tmp_path / "bin/nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho simulated\n")
+    smi.chmod(0o755)
     mounts = pathlib.Path("/proc/self/mounts").read_text()
-    up = call("up", str(tree), "--python", "", "--bind", str(tmp_path), env={**os.environ, "NCCL_NVLS_ENABLE": "0"})
+    machine = {**os.environ, "NCCL_NVLS_ENABLE": "0", "PATH": f"{smi.parent}:{os.environ['PATH']}"}
+    up = call("up", str(tree), "--python", "", "--bind", str(tmp_path), env=machine)
     assert up.returncode == 0, up.stderr
     assert json.loads(up.stdout)["state"] in ("running", "degraded")
     assert call("up", str(tree)).returncode != 0, "a second one must be refused"
@@ -58,7 +63,12 @@ def test_units_run_in_it_and_nothing_is_left(tree, tmp_path):
     assert unit.stdout.splitlines()[0] == "Cpus_allowed_list:\t0"
     assert "NCCL_NVLS_ENABLE=0" in unit.stdout
     assert "touch: cannot touch" in unit.stdout
-    assert "nobody" not in call("exec", "--", "journalctl", "--no-pager", "-n", "1").stderr
+    assert call("exec", "--", "nvidia-smi").stdout == "simulated\n"
+    # systemd mounts credentials apart; only where mounts are shared does the unit see them.
+    options = ["-p", f"LoadCredential=key:{tmp_path}/given", "-p", "DynamicUser=yes"]
+    words = ["sh", "-c", "cat $CREDENTIALS_DIRECTORY/key"]
+    unit = call("exec", "--", "systemd-run", "--quiet", "--wait", "--pipe", *options, *words)
+    assert unit.stdout == "from the machine\n", unit.stderr
     state = json.loads(call("status").stdout)
     assert state["running"]
     assert call("down").returncode == 0
