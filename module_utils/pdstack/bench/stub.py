@@ -59,6 +59,8 @@ class Stub(asyncio.Protocol):
             self._plain(401, {"error": {"message": "no valid key"}})
         elif path == "/v1/models":
             self._plain(200, {"data": [{"id": MODEL}]})
+        elif not body:
+            self._plain(200, {})  # whatever else a client looks at first, such as /server_info
         else:
             Stub.served += 1
             self._complete(json.loads(body), "chat" in path)
@@ -81,7 +83,8 @@ class Stub(asyncio.Protocol):
             self._plain(200, {"choices": [{"text": "x", "message": {"content": "x"}}], "usage": usage})
         else:
             head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-            events = self._events(asked["max_tokens"], usage, chat, fault)
+            wanted = (asked.get("stream_options") or {}).get("include_usage")
+            events = self._events(_length(asked), usage if wanted else {}, chat, fault)
             if not (self.manners.first_s or self.manners.token_s):
                 self._write(head + b"".join(events))
                 self._last(fault)
@@ -93,7 +96,7 @@ class Stub(asyncio.Protocol):
     def _usage(asked: Dict[str, Any]) -> Dict[str, int]:
         text = asked.get("prompt") or " ".join(item["content"] for item in asked["messages"])
         # one token a word, and one for the beginning of the text
-        return {"prompt_tokens": 1 + len(text.split()), "completion_tokens": asked["max_tokens"]}
+        return {"prompt_tokens": 1 + len(text.split()), "completion_tokens": _length(asked)}
 
     async def _slowly(self, events: List[bytes], fault: str) -> None:
         await asyncio.sleep(self.manners.first_s)
@@ -119,9 +122,13 @@ class Stub(asyncio.Protocol):
             return [*found[: count // 2], _chunk({"error": {"message": "decode went away"}}), _chunk("[DONE]")]
         if fault == "cut":
             return found[: count // 2]
-        if fault != "no-usage":
+        if usage and fault != "no-usage":
             found.append(_chunk({"choices": [], "usage": usage}))
         return [*found, _chunk("[DONE]")]
+
+
+def _length(asked: Dict[str, Any]) -> int:
+    return int(asked.get("max_completion_tokens") or asked["max_tokens"])
 
 
 def _chunk(event: Any) -> bytes:
