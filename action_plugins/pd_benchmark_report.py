@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from typing import Any
 
 from ansible.module_utils.pdstack import codec, inventory
@@ -141,10 +142,18 @@ def picture(html: str) -> str:
     if browser is None:
         return ""
     png = html.replace(".html", ".png")
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,3200"]
-    command += [f"--screenshot={png}", f"file://{os.path.abspath(html)}"]
-    try:
-        subprocess.run(command, capture_output=True, timeout=PICTURE_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
+    with tempfile.TemporaryDirectory(prefix="pdstack-browser-") as profile:
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        # The page asks nobody; neither shall the browser, which has services of its own to call.
+        command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--no-proxy-server", "--disable-background-networking"]
+        command += [f"--user-data-dir={profile}", "--window-size=1280,3200", f"--screenshot={png}"]
+        try:
+            subprocess.run(
+                [*command, f"file://{os.path.abspath(html)}"],
+                capture_output=True,
+                timeout=PICTURE_TIMEOUT_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return ""
     return png if os.path.exists(png) else ""
