@@ -13,7 +13,7 @@ import sys
 from typing import List, Optional, Sequence, Tuple
 
 from . import codec
-from .bench import ceiling, session, stream, workload
+from .bench import archive, ceiling, page, session, stream, workload
 from .http import Access
 
 
@@ -40,6 +40,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         print(session.words(run))
     if given.json:
         _write(given.json, json.dumps(codec.dump(result), indent=1) + "\n")
+    if given.html:
+        try:
+            _write(given.html, page.page([result, *map(archive.read, given.beside)]))
+        except (OSError, codec.CodecError) as error:
+            print(f"measured, and no page written: {error}", file=sys.stderr)
+            return 2
     return 1 if any(run.failed for run in result.runs) else 0
 
 
@@ -68,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ceiling", action="store_true", help="measure this client against a stub on this machine")
     parser.add_argument("--token-s", type=float, default=0.0, help="--ceiling: the stub's pause between tokens")
     parser.add_argument("--json", metavar="FILE", help="write the result document")
+    parser.add_argument("--html", metavar="FILE", help="write the report page")
+    parser.add_argument("--beside", action="append", default=[], metavar="JSON", help="a result to stand next to it")
     return parser
 
 

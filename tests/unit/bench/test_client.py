@@ -179,6 +179,17 @@ def test_the_command_writes_a_result_that_can_be_read_again(served, tmp_path, ca
     assert codec.dump(found) == json.loads(path.read_text())
 
 
+def test_the_command_writes_a_page_with_other_results_beside(served, tmp_path):
+    first, page = tmp_path / "first.json", tmp_path / "page.html"
+    load = f"--url http://127.0.0.1:{served} --concurrency 2 --requests 4 --input-len 20 --output-len 5".split()
+    assert bench_cli.main([*load, "--label", "before", "--json", str(first)]) == 0
+    assert bench_cli.main([*load, "--label", "after", "--html", str(page), "--beside", str(first)]) == 0
+    text = page.read_text()
+    assert "Benchmark of after" in text
+    assert "before" in text
+    assert bench_cli.main([*load, "--html", str(page), "--beside", str(page)]) == 2
+
+
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert bench_cli.main([]) == 2
     assert "--url is missing" in capsys.readouterr().err
