@@ -82,11 +82,9 @@ def test_a_release_that_does_not_serve_is_taken_back(host: Any, model: dict[str,
     before = plan_of(host)
     old_answer = answer(host, before)
     folder = host.check_output("readlink -f /opt/pdstack/previous")
-    # Beside what its lock names, so that its comparison with the lock finds nothing to repair.
-    host.check_output(
-        f"cd {folder}/venv/lib/python3*/site-packages && "
-        'echo \'import os, sys; "launch.py" in " ".join(sys.orig_argv) and os._exit(3)\' > zz-broken.pth'
-    )
+    # A file that no comparison with the lock looks at, since Python writes it itself: the engine dies at its import.
+    cached = f"{folder}/venv/lib/python3.11/site-packages/sglang/srt/__pycache__/server_args.cpython-311.pyc"
+    host.check_output(f"cp -p {cached} /run/whole.pyc && truncate -s 100 {cached}")
     done = scenario.playbook("deploy_pd.yml", "-e", f"pd_release={OLD}", *intent)
     words = " ".join(done.stdout.split())
     assert done.returncode == 2, done.stdout[-6000:]
@@ -94,3 +92,19 @@ def test_a_release_that_does_not_serve_is_taken_back(host: Any, model: dict[str,
     after = plan_of(host)
     assert (release(host, "current"), after["release"], running(host, after)) == (NEW, NEW, {NEW})
     assert answer(host, after) == old_answer
+    host.check_output(f"cp -p /run/whole.pyc {cached}")
+
+
+def test_one_playbook_goes_back_to_the_release_before(host: Any, model: dict[str, Any]) -> None:
+    intent = ["-e", json.dumps({"pd_model": model})]
+    before = plan_of(host)
+    old_answer = answer(host, before)
+    assert (release(host, "current"), release(host, "previous")) == (NEW, OLD)
+    done = scenario.playbook("rollback.yml", *intent)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert f"Set pd_release: {OLD} in the inventory now" in " ".join(done.stdout.split())
+    after = plan_of(host)
+    assert (after["release"], release(host, "current"), release(host, "previous")) == (OLD, OLD, NEW)
+    assert running(host, after) == {OLD}
+    assert answer(host, after) == old_answer  # the same weights, another release of the engine
+    assert [item["ports"] for item in after["instances"]] == [item["ports"] for item in before["instances"]]
