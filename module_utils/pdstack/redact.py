@@ -92,7 +92,7 @@ _NAMED: List[Pattern[str]] = [
         r"(?P<before>^[ \t]*(?:-[ \t]+|export[ \t]+)?)NAME(?P<between>=|:[ \t]+)"
         r"(?P<value>[^\s](?:(?!, ?[\w.-]+[=:]).)*)",
         r"(?P<before>\\?[\"'])NAME(?P<between>\\?[\"'][ \t]*:[ \t]*)(?P<value>\[[^\]]*\])",  # a list of JSON
-        r"(?P<before>(?<![A-Za-z0-9_.-])--)NAME(?P<between>[ \t]+)(?P<value>\"[^\"]*\"|'[^']*'|(?!-)\S+)",
+        r"(?P<before>(?<![A-Za-z0-9_.-])--)NAME(?P<between>[\"']?[ \t]+)(?P<value>\"[^\"]*\"|'[^']*'|(?!-)\S+)",
         r"(?P<before>(?<![A-Za-z0-9_.]))(?:--)?NAME(?P<between>\\?[\"']?[ \t]*(?:=|:(?!//))[ \t]*)"
         r"(?P<value>\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'[^']*'|[^\s,;\"'}\])]+)",
     )

@@ -47,6 +47,9 @@ FILES = (
     "/etc/pdstack/*.json",
     "/etc/pdstack/*-packages",
     "/etc/pdstack/instances/*",
+    "/etc/systemd/system/pd*",  # as they lie on the disk: systemd may have read them before they were edited
+    "/etc/systemd/system/pd*.d/*",
+    "/run/systemd/system*/pd*.d/*",
     "/opt/pdstack/releases/*/manifest.json",
     "/opt/pdstack/releases/*/*lock.txt",
     "/run/pdstack/*",
@@ -113,7 +116,7 @@ def known_secrets(documents: Mapping[str, str], root: str) -> List[str]:
     """Return the contents of the files that hold secrets: ours, and those that our units load credentials from."""
     patterns = [_below(root, pattern) for pattern in SECRET_FILES]
     for name, text in documents.items():
-        if name.startswith("units/"):
+        if name.startswith(("units/", "files/etc/systemd/", "files/run/systemd/")):
             loaded = re.findall(r"^LoadCredential=[^:\s]+:(/\S+)", text, re.MULTILINE)
             patterns += [_below(root, glob.escape(path)) for path in loaded]
     paths = sorted({match for pattern in patterns for match in glob.glob(pattern)})

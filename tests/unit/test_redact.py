@@ -25,6 +25,7 @@ PEM = f"-----BEGIN PRIVATE KEY-----\n{S}\n{S}\n-----END PRIVATE KEY-----"
         f"ExecStart=/x --api-key {S} --port 1",
         f"ExecStart=/x --api-key={S} --port 1",
         f"/x --admin-api-key '{S}'",
+        f'ExecStart="/x" "--api-key" "{S}" "--port" "1"',
         f"SetCredential=api_key:{S}",
         f"SetCredentialEncrypted=api_key: {S}",
         f"Authorization: Bearer {S}",
