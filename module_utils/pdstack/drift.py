@@ -29,6 +29,7 @@ KEEPERS = {
     "pd_cuda_toolkit": "toolkit",
     "pd_repository_key": "key",
     "pd_credentials": "credentials",
+    "pd_firewall": "firewall",
     "ansible.builtin.user": "user",
     "ansible.builtin.apt": "package",
     "ansible.builtin.dnf": "package",

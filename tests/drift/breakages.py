@@ -98,6 +98,10 @@ QUIET = [
         ("Bring the checkpoint",),
     ),
     Breakage("no proof of the transport", "transport: *", "rm /var/lib/pdstack/nixl/*.json", ("Prove that NIXL",)),
+    Breakage("firewall rules flushed", "firewall: *", "nft flush ruleset", ("Load the rules",)),
+    edit("/etc/pdstack/firewall.nft", "# by hand"),
+    edit(f"{SYSTEM}/pd-firewall.service", "Nice=0"),
+    Breakage("firewall disabled", "pd-firewall.service", "systemctl disable pd-firewall", ("pd-firewall.service",)),
     Breakage(
         "a configuration of nobody", "", "echo a: 1 > /etc/pdstack/instances/ghost.yaml", ("instances/ghost.yaml",)
     ),
