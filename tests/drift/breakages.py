@@ -112,7 +112,7 @@ ROUTER_AND_DECODE = [
     edit(f"{SYSTEM}/pd-router.service", "Environment=BY=HAND", ROUTER),
     Breakage(
         "router: drop-in",
-        "",
+        "pd-router.service",
         f"mkdir {SYSTEM}/pd-router.service.d; printf '[Service]\\nNice=5\\n' > {SYSTEM}/pd-router.service.d/x.conf",
         ("pd-router.service.d",),
         ROUTER,
