@@ -29,8 +29,9 @@ def mode(path: str) -> Breakage:
     return Breakage(f"mode of {path}", path, f"chmod 0700 {path}", (path,))
 
 
-def edit(path: str, line: str, restarts: tuple[str, ...] = ()) -> Breakage:
-    return Breakage(f"edited {path}", path, f"echo '{line}' >> {path}", (path,), restarts)
+def edit(path: str, line: str, restarts: tuple[str, ...] = (), covered: bool = True) -> Breakage:
+    """``covered`` is False for what pd_checkpoint keeps: it reports its files under one name."""
+    return Breakage(f"edited {path}", path if covered else "", f"echo '{line}' >> {path}", (path,), restarts)
 
 
 # Nothing that runs is touched by these.
@@ -77,8 +78,8 @@ QUIET = [
         ("/run/systemd/system/pd-router.service",),
     ),
     Breakage("scrub timer stopped", "", "systemctl stop pd-scrub.timer", ("pd-scrub.timer",)),
-    edit(f"{SYSTEM}/pd-scrub.service", "Nice=0"),
-    edit(f"{SYSTEM}/pd-checkpoint@.service", "# by hand"),
+    edit(f"{SYSTEM}/pd-scrub.service", "Nice=0", covered=False),
+    edit(f"{SYSTEM}/pd-checkpoint@.service", "# by hand", covered=False),
     Breakage(
         "scrub by hand",
         "",

@@ -7,10 +7,12 @@ and resumes at boot, since its job file stays until it has ended.
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
 import io
 import json
 import os
+import shutil
 import zipfile
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Tuple
@@ -199,7 +201,14 @@ class Service:
             found.append(f"{UNITS}/timers.target.wants/pd-scrub.timer")
         elif self.run(["systemctl", "is-active", "pd-scrub.timer"])[1].strip() != "active":
             found.append("pd-scrub.timer")  # enabled, and stopped by hand
-        return found
+        return found + self._by_hand()
+
+    def _by_hand(self) -> List[str]:
+        """Return drop-ins and masks of the scrub's units: a bad one would keep the timer from being started."""
+        found = glob.glob(f"{self.prefix}{UNITS}/pd-scrub.*.d")
+        for folder in ("/run/systemd/system", "/run/systemd/system.control", "/etc/systemd/system.control"):
+            found += glob.glob(f"{self.prefix}{folder}/pd-scrub.*")
+        return sorted(path[len(self.prefix) :] for path in found)
 
     def install(self, root: str) -> List[str]:
         """Write agent, units and timer where they differ; return what differed."""
@@ -209,6 +218,11 @@ class Service:
         for path, data in self._files().items():
             if path in changed:
                 _write(self.prefix + path, data)
+        for path in self._by_hand():
+            if os.path.isdir(self.prefix + path) and not os.path.islink(self.prefix + path):
+                shutil.rmtree(self.prefix + path)
+            else:
+                os.unlink(self.prefix + path)
         os.makedirs(self.state_dir, mode=0o755, exist_ok=True)
         write_json(f"{self.state_dir}/roots.json", sorted({*self._roots(), root}))
         self._systemctl("daemon-reload")

@@ -68,6 +68,21 @@ def test_a_timer_stopped_by_hand_differs(units, systemd):
     assert "enable --now pd-scrub.timer" in systemd.calls
 
 
+def test_drop_ins_and_masks_by_hand_go(units, tmp_path):
+    units.install("/models")
+    drop_in = tmp_path / UNITS[1:] / "pd-scrub.timer.d/x.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Timer]\nOnCalendar=\n")
+    mask = tmp_path / "run/systemd/system/pd-scrub.service"
+    mask.parent.mkdir(parents=True)
+    mask.symlink_to("/dev/null")
+    wanted = [f"{UNITS}/pd-scrub.timer.d", "/run/systemd/system/pd-scrub.service"]
+    assert units.differing("/models") == units.install("/models") == wanted
+    assert not drop_in.parent.exists()
+    assert not mask.is_symlink()
+    assert units.differing("/models") == []
+
+
 def test_the_agent_holds_every_module():
     here = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
     assert {name.partition(".")[2] for name in service.MODULES if name.startswith("checkpoint.")} == here
