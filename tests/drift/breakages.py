@@ -186,7 +186,7 @@ EVERYTHING = [
         "a file of the release",
         "release: *",
         "echo 'x = 1' >> $(ls /opt/pdstack/current/venv/lib/python3*/site-packages/sglang/version.py)",
-        ("cpu-",),
+        ("cpu-0.5.23-",),
         ALL,
     ),
     Breakage("no key", "credentials: *", "rm /etc/pdstack/credentials/admin_key", ("Write the keys",), ALL),
