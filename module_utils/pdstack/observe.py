@@ -34,16 +34,16 @@ def _alert(name: str, expression: str, wait: str, severity: str, summary: str, a
 
 
 def _slow(window: str) -> str:
-    good = f'sum(rate(sglang:time_to_first_token_seconds_bucket{{le="{TTFT_BOUND_S}"}}[{window}]))'
-    return f"1 - {good} / sum(rate(sglang:time_to_first_token_seconds_count[{window}]))"
+    good = f'sum(rate(sglang_time_to_first_token_seconds_bucket{{le="{TTFT_BOUND_S}"}}[{window}]))'
+    return f"1 - {good} / sum(rate(sglang_time_to_first_token_seconds_count[{window}]))"
 
 
 def rules() -> Dict[str, Any]:
     """Return recording and alert rules."""
     burn = TTFT_BUDGET * FAST_BURN
     recording = [
-        _rule("pdstack:output_tokens:rate1m", "sum(rate(sglang:generation_tokens_total[1m]))"),
-        _rule("pdstack:prompt_tokens:rate1m", 'sum(rate(sglang:prompt_tokens_total{role!="decode"}[1m]))'),
+        _rule("pdstack:output_tokens:rate1m", "sum(rate(sglang_generation_tokens_total[1m]))"),
+        _rule("pdstack:prompt_tokens:rate1m", 'sum(rate(sglang_prompt_tokens_total{role!="decode"}[1m]))'),
         *(
             _rule(f"pdstack:{short}_seconds:{name}_5m", _quantile(share, metric))
             for short, metric in (("ttft", "time_to_first_token"), ("itl", "inter_token_latency"))
@@ -51,7 +51,7 @@ def rules() -> Dict[str, Any]:
         ),
         _rule("pdstack:ttft_slow:ratio_5m", _slow("5m")),
         _rule("pdstack:ttft_slow:ratio_1h", _slow("1h")),
-        _rule("pdstack:kv_usage:max", "max by (name, role) (sglang:token_usage)"),
+        _rule("pdstack:kv_usage:max", "max by (name, role) (sglang_token_usage)"),
         _rule("pdstack:decode_workers:up", 'sum(up{job="pdstack-engine",role="decode"})'),
     ]
     alerts = [
@@ -97,7 +97,7 @@ def rules() -> Dict[str, Any]:
         ),
         _alert(
             "PdKvPoolFull",
-            "sglang:token_usage > 0.95",
+            "sglang_token_usage > 0.95",
             "5m",
             "warning",
             "{{ $labels.name }} has used {{ $value | humanizePercentage }} of its KV pool",
@@ -105,8 +105,8 @@ def rules() -> Dict[str, Any]:
         ),
         _alert(
             "PdTransferFailures",
-            "increase(sglang:num_transfer_failed_reqs_total[5m]) > 0"
-            " or increase(sglang:num_bootstrap_failed_reqs_total[5m]) > 0",
+            "increase(sglang_num_transfer_failed_reqs_total[5m]) > 0"
+            " or increase(sglang_num_bootstrap_failed_reqs_total[5m]) > 0",
             "0s",
             "warning",
             "{{ $labels.name }} could not hand over the KV cache of some requests",
@@ -186,7 +186,7 @@ def rules() -> Dict[str, Any]:
 
 
 def _quantile(share: float, metric: str) -> str:
-    return f"histogram_quantile({share:g}, sum by (le) (rate(sglang:{metric}_seconds_bucket[5m])))"
+    return f"histogram_quantile({share:g}, sum by (le) (rate(sglang_{metric}_seconds_bucket[5m])))"
 
 
 def targets(plan: Mapping[str, Any], node_port: int = 0, gpu_port: int = 0) -> Dict[str, List[Dict[str, Any]]]:
@@ -223,6 +223,15 @@ def scrape_config(jobs: Sequence[str], interval_s: int) -> Dict[str, Any]:
                 "job_name": job,
                 # Engine metrics carry their own labels; ours win over equal names of theirs.
                 "file_sd_configs": [{"files": [f"{FOLDER}/targets/{job}.json"]}],
+                # An engine says sglang:x or sglang_x, after what the asking Prometheus accepts: here it is sglang_x.
+                "metric_relabel_configs": [
+                    {
+                        "source_labels": ["__name__"],
+                        "regex": "sglang:(.+)",
+                        "target_label": "__name__",
+                        "replacement": "sglang_$1",
+                    }
+                ],
             }
             for job in jobs
         ],
@@ -249,16 +258,16 @@ PANELS: Sequence[Panel] = (
         "s",
         [(f"pdstack:itl_seconds:{name}_5m", name) for name in ("p50", "p95", "p99")],
     ),
-    ("Requests running", "by instance", "short", [("sum by (name) (sglang:num_running_reqs)", "{{name}}")]),
-    ("Requests queued", "by instance", "short", [("sum by (name) (sglang:num_queue_reqs)", "{{name}}")]),
+    ("Requests running", "by instance", "short", [("sum by (name) (sglang_num_running_reqs)", "{{name}}")]),
+    ("Requests queued", "by instance", "short", [("sum by (name) (sglang_num_queue_reqs)", "{{name}}")]),
     (
         "Requests in hand-over",
         "prefill waits for decode, decode waits for KV",
         "short",
         [
-            ("sum by (name) (sglang:num_prefill_inflight_queue_reqs)", "{{name}} in flight"),
-            ("sum by (name) (sglang:num_decode_transfer_queue_reqs)", "{{name}} transfer"),
-            ("sum by (name) (sglang:num_decode_prealloc_queue_reqs)", "{{name}} preallocation"),
+            ("sum by (name) (sglang_num_prefill_inflight_queue_reqs)", "{{name}} in flight"),
+            ("sum by (name) (sglang_num_decode_transfer_queue_reqs)", "{{name}} transfer"),
+            ("sum by (name) (sglang_num_decode_prealloc_queue_reqs)", "{{name}} preallocation"),
         ],
     ),
     ("KV pool", "used share", "percentunit", [("pdstack:kv_usage:max", "{{name}}")]),
@@ -266,9 +275,9 @@ PANELS: Sequence[Panel] = (
         "KV transfer",
         "GB/s, median over 5 minutes",
         "GBs",
-        [("histogram_quantile(0.5, sum by (le) (rate(sglang:kv_transfer_speed_gb_s_bucket[5m])))", "speed")],
+        [("histogram_quantile(0.5, sum by (le) (rate(sglang_kv_transfer_speed_gb_s_bucket[5m])))", "speed")],
     ),
-    ("Prefix cache", "hit rate", "percentunit", [("sglang:cache_hit_rate", "{{name}}")]),
+    ("Prefix cache", "hit rate", "percentunit", [("sglang_cache_hit_rate", "{{name}}")]),
     (
         "Router answers",
         "a second by status",

@@ -14,8 +14,8 @@ from unit.plan.recorded import recorded
 
 # Appear once something has happened; read in the engine's srt/observability/metrics_collector.py of both releases.
 AFTER_AN_EVENT = {
-    "sglang:num_transfer_failed_reqs_total",
-    "sglang:num_bootstrap_failed_reqs_total",
+    "sglang_num_transfer_failed_reqs_total",
+    "sglang_num_bootstrap_failed_reqs_total",
     "smg_worker_retries_total",
 }
 # Of the DCGM exporter (its default counters), and of roles/observability/files/pd_metrics.py.
@@ -28,7 +28,7 @@ def planned():
 
 def scraped(root):
     folder = root / "tests/fixtures/metrics"
-    return {name for path in folder.glob("*.txt") for name in path.read_text().split()}
+    return {name.replace("sglang:", "sglang_") for path in folder.glob("*.txt") for name in path.read_text().split()}
 
 
 def test_targets_are_those_of_the_plan():
@@ -65,7 +65,7 @@ def test_every_metric_of_rules_and_dashboard_exists(project_root):
     known = scraped(project_root) | AFTER_AN_EVENT | {"up"}
     assert len(known) > 100
     used = {name for expression in observe.expressions() for name in observe.metrics_of(expression)}
-    assert {"sglang:token_usage", "smg_worker_health", "DCGM_FI_DEV_XID_ERRORS"} <= used
+    assert {"sglang_token_usage", "smg_worker_health", "DCGM_FI_DEV_XID_ERRORS"} <= used
     assert {name for name in used if name not in known and not ELSEWHERE.fullmatch(name)} == set()
 
 
@@ -110,13 +110,13 @@ ALERT_CASES = [
     (
         "PdTtftBurn",
         {
-            'sglang:time_to_first_token_seconds_bucket{le="10.0"}': ("0+80x90", "0+100x90"),
-            "sglang:time_to_first_token_seconds_count": ("0+100x90", "0+100x90"),
+            'sglang_time_to_first_token_seconds_bucket{le="10.0"}': ("0+80x90", "0+100x90"),
+            "sglang_time_to_first_token_seconds_count": ("0+100x90", "0+100x90"),
         },
         "75m",
     ),
-    ("PdKvPoolFull", {'sglang:token_usage{name="d0"}': ("0.97x90", "0.9x90")}, "10m"),
-    ("PdTransferFailures", {'sglang:num_transfer_failed_reqs_total{name="d0"}': ("0+1x90", "3x90")}, "10m"),
+    ("PdKvPoolFull", {'sglang_token_usage{name="d0"}': ("0.97x90", "0.9x90")}, "10m"),
+    ("PdTransferFailures", {'sglang_num_transfer_failed_reqs_total{name="d0"}': ("0+1x90", "3x90")}, "10m"),
     ("PdXid", {'DCGM_FI_DEV_XID_ERRORS{gpu="0"}': ("79x90", "0x90")}, "10m"),
     ("PdEccUncorrectable", {'DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{gpu="0"}': ("0+1x90", "2x90")}, "10m"),
     ("PdGpuThermal", {'DCGM_FI_DEV_GPU_TEMP{gpu="0"}': ("91x90", "80x90")}, "10m"),
