@@ -69,8 +69,8 @@ class Load:
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         begin = time.monotonic()
         status = 0
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=self.timeout_s)
         try:
-            connection = http.client.HTTPConnection(self.address, self.port, timeout=self.timeout_s)
             headers = {"Content-Type": "application/json"}
             if self.key:
                 headers["Authorization"] = f"Bearer {self.key}"
@@ -78,9 +78,10 @@ class Load:
             answer = connection.getresponse()
             status = answer.status
             text = answer.read().decode(errors="replace")
-            connection.close()
         except (OSError, http.client.HTTPException) as error:
             return Record(begin, time.monotonic(), False, status, f"{type(error).__name__}: {error}", streamed)
+        finally:
+            connection.close()
         problem = _problem(status, text, streamed, tokens)
         return Record(begin, time.monotonic(), not problem, status, problem, streamed)
 
