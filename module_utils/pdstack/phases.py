@@ -15,7 +15,7 @@ _BAR = r"(?P<done>\d+)/(?P<all>\d+) \["
 _PHASES: List[Tuple[Pattern[str], str]] = [
     (re.compile(pattern), words)
     for pattern, words in (
-        (r"^Started pd-|launch_server\.py|^server_args=|server_args=ServerArgs", "importing the engine"),
+        (r"^Started pd-|launch_server\.py|server_args=", "importing the engine"),
         (r"Init (?:parallel|torch distributed) begin", "joining the ranks (NCCL)"),
         (r"Load weight begin", "loading the checkpoint"),
         (r"[Ll]oading (?:\S+ checkpoint )?shards:.*?" + _BAR, "loading shard {done} of {all}"),

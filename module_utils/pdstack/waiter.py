@@ -127,7 +127,7 @@ def wait(
         if until is not None and monotonic() >= until:
             for result in results:
                 if not result.ready:
-                    result.phase = phases.phase(_journal(runner, states[result.unit])) or ""
+                    result.phase = phases.phase(_journal(runner, states[result.unit])) or f"{result.state}, no word yet"
             return results
         sleep(poll_s)
 
