@@ -39,7 +39,7 @@ ATTEMPTS = 2
 # Short times, so that a test does not take an hour: of an attempt at the router, and of the canary.
 SETTINGS = {
     "pd_router": {"request_timeout_s": REQUEST_TIMEOUT_S, "attempts": ATTEMPTS, "health_interval_s": 5},
-    "pd_canary": {"interval_s": 5, "failures": 2, "timeout_s": 5.0, "cooldown_s": 0, "per_day": 50},
+    "pd_canary": {"interval_s": 5, "failures": 3, "timeout_s": 5.0, "cooldown_s": 0, "per_day": 50},
     "pd_security": {"firewall": False},  # the tests look at the engines themselves
 }
 BOUND_S = REQUEST_TIMEOUT_S * ATTEMPTS + 5
@@ -216,7 +216,7 @@ def test_sigstop_is_healed_by_the_canary(system: System, host: str) -> None:
     before = system.started(host)
     _, served, back = break_and_watch(system, f"SIGSTOP of {UNITS[host]}", host, signal_all(host, "STOP"))
     assert system.started(host) != before
-    assert "killed after 2 failures in a row" in on(host, "journalctl -u pd-canary.service -o cat -n 50 --no-pager")
+    assert "killed after 3 failures in a row" in on(host, "journalctl -u pd-canary.service -o cat -n 50 --no-pager")
     assert back is not None
     assert served <= back + 15
 
@@ -376,7 +376,7 @@ def _write(rows: list[dict[str, Any]]) -> None:
         "Kind of truth: **simulated** (GPUs), with the real engine, router, NIXL and systemd on three lab hosts: a",
         f"router, a prefill and a decode host on one machine of {os.cpu_count()} cores, {day}. Four clients send",
         "completions of 16 tokens, every other one streams. An attempt at the router is bounded to",
-        f"{REQUEST_TIMEOUT_S} s, {ATTEMPTS} are made; the canary looks every 5 s and kills after 2 failures.",
+        f"{REQUEST_TIMEOUT_S} s, {ATTEMPTS} are made; the canary looks every 5 s and kills after 3 failures.",
         "",
         "```console",
         '$ PDSTACK_LONG=1 make test PYTEST_ARGS="-k test_faults"',
