@@ -104,8 +104,10 @@ def show(runner: Runner, names: Sequence[str]) -> Dict[str, UnitState]:
 
 
 def known(runner: Runner, patterns: Sequence[str]) -> List[str]:
-    """Return the instances that match the patterns and are loaded, enabled or running."""
+    """Return the instances that match the patterns and are loaded, enabled or running; none for no pattern."""
     found = set()
+    if not patterns:  # systemctl would list every unit of the host
+        return []
     for command in ("list-units", "list-unit-files"):
         argv = ["systemctl", command, "--all", "--no-legend", "--no-pager", "--plain", *patterns]
         if command == "list-unit-files":

@@ -125,7 +125,7 @@ def test_packages_that_an_air_gapped_host_lacks_are_named_before_anything_is_tou
     """Last: the host's only way out is cut, and it stays without the packages."""
     on("whole", "DEBIAN_FRONTEND=noninteractive apt-get purge -qy numactl rsync >/dev/null")
     on("whole", "ip route add blackhole $(awk '$1 ~ /[.]2$/ {print $1; exit}' /etc/hosts)/32")
-    on("whole", "rm -rf /opt/pdstack")
+    on("whole", "rm -rf /etc/pdstack /opt/pdstack /var/lib/pdstack")
     status, output = play(connections, {"whole": {}}, "host.yml")
     assert status != 0
     assert "whole lacks numactl, rsync, and no package source of it has them" in " ".join(output.split())

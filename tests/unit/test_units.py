@@ -75,6 +75,16 @@ def test_units_that_left_the_plan_stop_and_are_disabled() -> None:
     assert (todo.stop, todo.disable) == (["pd-router.service"], ["pd-router.service"])
 
 
+def test_no_pattern_owns_no_unit() -> None:
+    """`systemctl list-units` without a pattern lists every unit of the host, and all of them would be stopped."""
+
+    def every_unit(argv: Sequence[str]) -> Completed:
+        return Completed(0, "ssh.service loaded active running ssh\n", "")
+
+    assert units.known(every_unit, []) == []
+    assert units.known(every_unit, ["pd-*"]) == ["ssh.service"]
+
+
 def test_show_reads_what_systemd_prints() -> None:
     text = (
         "Id=a.service\nLoadState=loaded\nActiveState=active\nSubState=running\nResult=success\nUnitFileState=enabled\n"
