@@ -66,7 +66,8 @@ class CallbackModule(CallbackBase):
         host, task, found = str(result.host.name), result.task_name, result.result
         if host not in self.report.hosts:
             self.report.hosts.append(host)
-        for one in found["results"] if isinstance(found.get("results"), list) else [found]:
+        # A module may call what it returns `results`, too; only a loop has one for each item.
+        for one in found["results"] if result.task.loop is not None and "results" in found else [found]:
             one = _plain(one)
             self.report.add(drift.of_result(host, task, result.task.action, one))
             managed = self.report.managed.setdefault(host, [])

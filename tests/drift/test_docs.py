@@ -16,6 +16,10 @@ from unit.test_operations_docs import PLAYBOOKS, commands
 NOT_HERE = {
     "systemctl stop pd.target": "stops what the other tests look at; molecule's reboot shows stop and start",
     "rm /etc/pdstack/credentials/admin_key": "test_repair breaks and repairs it",
+    "systemctl stop pd-canary.timer": "says nothing; test_repair stops and repairs it",
+    "cat /run/pdstack/decode-0/kernels-*.json": "the kernels run on GPUs alone",
+    "journalctl -u pd-decode@0 | grep pdstack-kernels": "the kernels run on GPUs alone",
+    "curl -s http://ADDRESS:PORT/metrics | grep pdstack_kernel_live": "the kernels run on GPUs alone",
 }
 # On the controller: what only looks, and is for any inventory.
 LOOKS = ("validate.yml", "preflight.yml", "verify.yml", "drift.yml", "support_bundle.yml", "probe.yml")

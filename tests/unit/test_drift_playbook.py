@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,3 +45,23 @@ def test_without_its_callback_it_goes_no_further(project_root: Path, inventory: 
     assert done.returncode == 2, done.stdout + done.stderr
     assert "did not get into check mode, so nothing was done" in done.stdout + done.stderr
     assert "unreachable=0" in done.stdout
+
+
+@pytest.mark.parametrize(("loop", "found"), [(None, ["differs"]), (["a", "b"], ["differs"])])
+def test_results_of_a_module_are_not_those_of_a_loop(
+    project_root: Path, loop: list[str] | None, found: list[str]
+) -> None:
+    """A module may return what it calls `results`: taken for a loop's, an empty list would hide its change."""
+    spec = importlib.util.spec_from_file_location("pd_drift_callback", project_root / "callback_plugins/pd_drift.py")
+    assert spec
+    assert spec.loader
+    plugin = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plugin)
+    callback = plugin.CallbackModule()
+    callback.report = plugin.drift.Report()
+    answer = {"changed": True, "results": []} if loop is None else {"results": [{"changed": True}, {"changed": False}]}
+    task = SimpleNamespace(loop=loop, action="pd_nixl_check")
+    callback.v2_runner_on_ok(
+        SimpleNamespace(host=SimpleNamespace(name="gpu1"), task=task, task_name="Prove that NIXL", result=answer)
+    )
+    assert [item.found for item in callback.report.items] == found
