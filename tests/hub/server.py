@@ -428,9 +428,10 @@ def main() -> None:
     parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--token", help="what it wants of who asks")
+    parser.add_argument("--xet", action="store_true", help="keep shards in xet too")
     arguments = parser.parse_args()
     hub = Hub(Repository(arguments.folder), address=arguments.address, port=arguments.port)
-    hub.rate, hub.token = arguments.rate, arguments.token
+    hub.rate, hub.token, hub.xet = arguments.rate, arguments.token, arguments.xet
     print(hub.url, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         hub.serve_forever()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -98,6 +100,21 @@ class Place:
         return set(found.splitlines()) == wanted
 
 
+def programs() -> bytes:
+    """Pack this machine's rclone and hf_xet as a host would have them, the latter where a release keeps it."""
+    packed = io.BytesIO()
+    found, rclone = importlib.util.find_spec("hf_xet"), shutil.which("rclone")
+    assert found is not None
+    assert rclone is not None
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(rclone, "usr/local/bin/rclone")
+        archive.add(pathlib.Path(found.origin or "").parent, "usr/lib/python3/dist-packages/hf_xet")
+        python = tarfile.TarInfo("opt/pdstack/current/venv/bin/python")
+        python.type, python.linkname = tarfile.SYMTYPE, "/usr/bin/python3"
+        archive.addfile(python)
+    return packed.getvalue()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     connection = tmp_path_factory.mktemp("checkpoint") / "connection.yml"
@@ -109,11 +126,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     lab("up", "--inventory", str(connection), "one", "two")
     try:
         address = yaml.safe_load(connection.read_text())["all"]["hosts"]["one"]["ansible_host"]
+        on("one", "tar -xC /", programs())
         before = {host: files_of(host) for host in ("one", "two")}
         on("one", "mkdir /srv/hub && tar -xC /srv/hub", packed.getvalue())
         for host in ("one", "two"):
             on(host, f"umask 077; echo {TOKEN} >/etc/hub-token")
-        serve = f"python3 -m hub.server toy --address {address} --port {PORT} --rate 600000 --token {TOKEN}"
+        serve = f"python3 -m hub.server toy --address {address} --port {PORT} --rate 600000 --token {TOKEN} --xet"
         on("one", f"systemd-run -q --unit=hub --working-directory=/srv/hub {serve}")
         found = Place(connection, toy, f"http://{address}:{PORT}", before)
         wait_for(found.stats)
@@ -197,6 +215,24 @@ def test_a_host_gets_it_from_its_neighbour(place):
     assert on("two", f"systemctl is-active {UNIT} || true") == "inactive"
 
 
+def test_the_unit_runs_rclone_and_hf_xet(place):
+    """Within its sandbox, rclone's configuration by LoadCredential: one shard from a store, one from xet."""
+    first, second = repository.shard_name(1, 6), repository.shard_name(2, 6)
+    config = f"[store]\ntype = alias\nremote = /srv/store\n# {TOKEN}\n"
+    on("one", f"mkdir /srv/store && mv {FOLDER}/{first} /srv/store/ && rm {FOLDER}/{second}")
+    on("one", "umask 077; cat >/etc/rclone.conf", config.encode())
+    sources = {"checkpoint_sources": ["rclone:store:", "hub"], "checkpoint_rclone_config": "/etc/rclone.conf"}
+
+    place.play("--limit", "one", checkpoint_xet=True, **sources)
+
+    assert place.right("one")
+    found = json.loads(on("one", f"cat /var/lib/pdstack/checkpoint/results/{NAME}.json"))["result"]
+    assert found["repaired"] == [first, second]
+    wanted = {"rclone:store:": place.toy.size(first), f"xet of hub {place.url}": place.toy.size(second)}
+    assert found["bytes_by_source"] == wanted
+    assert on("one", f"grep -rlsF {TOKEN} {TRACES} --exclude=hub-token --exclude=rclone.conf || true") == ""
+
+
 def test_the_scrub_finds_what_no_stat_shows_and_the_next_run_repairs_it(place):
     """A bit flips and the manifest is told that nothing did, as with bit rot; seven nights hash every byte."""
     shard = f"{FOLDER}/{repository.shard_name(3, 6)}"
@@ -240,6 +276,6 @@ def test_retirement_takes_exactly_what_was_placed(place):
         left = files_of(host) - place.before[host]
         mine = {"/var/lib/pdstack", MODELS, FOLDER, f"{FOLDER}/notes.txt"} if host == "two" else set()
         empty = {"/var/lib/pdstack", MODELS}
-        assert left - {"/etc/hub-token"} - empty == mine - empty
+        assert left - {"/etc/hub-token", "/etc/rclone.conf"} - empty == mine - empty
         assert place.before[host] <= files_of(host)
     assert on("two", "systemctl list-unit-files 'pd-*' --no-legend || true") == ""
