@@ -92,12 +92,6 @@ QUIET = [
         "truncate --size 100 /usr/local/lib/pdstack/pdstack-checkpoint.pyz",
         ("pdstack-checkpoint.pyz",),
     ),
-    Breakage(
-        "a file of the checkpoint",
-        "checkpoint: *",
-        "echo x >> /var/lib/pdstack/models/*/generation_config.json",
-        ("Bring the checkpoint",),
-    ),
     Breakage("no proof of the transport", "transport: *", "rm /var/lib/pdstack/nixl/*.json", ("Prove that NIXL",)),
     edit("/etc/pdstack/canary.json", ""),
     edit(f"{SYSTEM}/pd-canary.service", "# by hand"),
@@ -142,6 +136,14 @@ ROUTER_AND_DECODE = [
 
 # The pair restarts as one set, and the router runs on.
 PAIR = [
+    # An engine that started after the file was last proven may have read the wrong bytes.
+    Breakage(
+        "a file of the checkpoint",
+        "checkpoint: *",
+        "echo x >> /var/lib/pdstack/models/*/generation_config.json",
+        ("Bring the checkpoint",),
+        ENGINES,
+    ),
     *(edit(f"{SYSTEM}/pd-{role}@.service", "Environment=BY=HAND", ENGINES) for role in ("prefill", "decode")),
     *(
         edit(f"{SYSTEM}/pd-{role}@0.service.d/placement.conf", "CPUAffinity=0 1", ENGINES)
