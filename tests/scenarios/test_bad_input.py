@@ -52,7 +52,9 @@ def play(connections: pathlib.Path, hosts: dict[str, dict], playbook: str, *opti
     if not (folder / "group_vars").exists():
         (folder / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
     command = [BIN / "ansible-playbook", "-i", folder, ROOT / "playbooks" / playbook, *options]
-    done = subprocess.run(command, cwd=ROOT, env=LAB_ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=LAB_ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout + done.stderr
 
 

@@ -80,7 +80,15 @@ class Place:
 
     def play(self, *options: str, **variables: object) -> str:
         command = self.command(*options, **variables)
-        done = subprocess.run(command, cwd=ROOT, env=LAB_ENVIRONMENT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=LAB_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -89,7 +97,15 @@ class Place:
         units = [{"name": f"{name}.service", "checkpoint": FOLDER} for name in names]
         command = [pathlib.Path(sys.executable).parent / "ansible", "-i", self.connection, "two", "-m", "pd_units"]
         command += ["-a", json.dumps({"units": units, "observe": True}), "-o"]
-        done = subprocess.run(command, cwd=ROOT, env=LAB_ENVIRONMENT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=LAB_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout.partition("=> ")[2])["actions"]["restart"]
 

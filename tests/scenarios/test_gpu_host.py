@@ -57,7 +57,15 @@ class Host:
         extra = [word for key, value in given.items() for word in ("-e", yaml.safe_dump({key: value}).strip())]
         extra = [f"{{{word}}}" if word != "-e" else word for word in extra]
         command = [BIN / "ansible-playbook", "-i", self.inventory, PLAYS / book, *extra, *options]
-        done = subprocess.run(command, cwd=ROOT, env=LAB_ENVIRONMENT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=LAB_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         return done.returncode, done.stdout + done.stderr
 
     def push(self) -> None:

@@ -39,7 +39,9 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Pat
 
 def run(command: str, host: str = "newer", check: bool = True) -> str:
     argv = [*LAB, "exec", host, "--", command]
-    done = subprocess.run(argv, env=LAB_ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        argv, env=LAB_ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0 or not check, command + "\n" + done.stdout + done.stderr
     return done.stdout.strip()
 
@@ -80,7 +82,14 @@ def play(connection: pathlib.Path, cache: pathlib.Path) -> Callable[..., tuple[i
         command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", connection, "-l", "newer", PLAY]
         environment = {**LAB_ENVIRONMENT, "XDG_CACHE_HOME": str(cache.parent)}
         done = subprocess.run(
-            [*command, *extra, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+            [*command, *extra, *options],
+            cwd=ROOT,
+            env=environment,
+            # Scenarios that ran before may leave our own standard input non-blocking, which Ansible refuses.
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return done.returncode, done.stdout + done.stderr
 
