@@ -53,6 +53,19 @@ def test_deployment_imports_the_phases_in_order():
     assert list(order_problems(tree.plays(DEPLOY))) == []
 
 
+def test_one_file_runs_the_service():
+    """Keys, the certificate and the hardware go with the plan: who includes the role past this file leaves them out."""
+    found = {
+        str(path.relative_to(tree.ROOT))
+        for path in tree.matching("playbooks/*.yml", "playbooks/tasks/*.yml")
+        for task in tree.tasks_in(tree.load(path), path.name)
+        if task.module == "ansible.builtin.include_role"
+        and task.body[task.module].get("name") == "pd_service"
+        and "tasks_from" not in task.body[task.module]
+    }
+    assert found == {"playbooks/tasks/run_serve.yml"}
+
+
 @pytest.mark.parametrize("phase", PHASES)
 def test_phase_exists(phase):
     assert tree.plays(tree.ROOT / f"playbooks/{phase}.yml")
