@@ -23,9 +23,9 @@ options:
     type: path
     default: /opt/pdstack
   foreign:
-    description: Packages that other roles add, by environment; they are no difference.
+    description: Packages that other roles add, by environment; they are no difference. The default is the role's.
     type: dict
-    default: {}
+    default: {engine: [pdstack-kernels]}
 attributes:
   check_mode:
     description: Says whether C(current) would change.
@@ -68,7 +68,7 @@ def main() -> None:
         argument_spec={
             "activate": {"type": "str", "default": ""},
             "root": {"type": "path", "default": "/opt/pdstack"},
-            "foreign": {"type": "dict", "default": {}},
+            "foreign": {"type": "dict", "default": {"engine": ["pdstack-kernels"]}},
         },
         supports_check_mode=True,
     )
