@@ -59,7 +59,8 @@ def report(args: dict[str, Any]) -> dict[str, Any]:
     theirs = [part for part in args["parts"] if part["client"] != results.OURS]
     plan, facts = args["plan"], args["facts"]
     simulated = plan.get("profile") == "cpu" or any(document.get("simulated") for document in facts.values())
-    driver = next((document.get("driver", {}).get("version") for document in facts.values()), None)
+    drivers = [document.get("driver", {}).get("loaded_version") for document in facts.values()]
+    driver = next((version for version in drivers if version), None)
     quality = {**args["quality"], "same": archive.same_answers(args["quality"])} if args["quality"] else {}
     known = {
         "label": args["label"] or f"{args['host']} {plan.get('topology', {}).get('mode', '')}".strip(),

@@ -8,7 +8,7 @@ import pathlib
 import re
 
 import pytest
-from pdstack import codec
+from pdstack import codec, facts
 from pdstack.bench import archive, compare, page, peer, plots
 from pdstack.bench.stats import step
 from unit.bench.made import result, run
@@ -183,7 +183,12 @@ def report(tmp_path, project_root):
             "folder": str(tmp_path / "kept"),
             "label": "",
             "plan": {"profile": "gpu", "release": "r", "topology": {"mode": "pd"}, "instances": []},
-            "facts": {"gpu1": {"gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]}},
+            "facts": {
+                "gpu1": {
+                    "gpus": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}],
+                    "driver": codec.dump(facts.Driver("ok", "580.159.04")),
+                }
+            },
             "manifest": {"id": "r-1", "python": "3.12", "environments": {"engine": {"packages": {"torch": "2.11.0"}}}},
             "quality": QUALITY,
             "baseline": "",
@@ -206,7 +211,7 @@ def test_a_result_is_kept_by_host_and_release_with_what_made_it(report, tmp_path
     kept = archive.read(found["result"])
     assert [step(item) for item in kept.runs] == ["C=1", "C=16"]
     assert (kept.kind, kept.machine, kept.release) == ("GPU", "gpu1: 2 x NVIDIA H200", "r-1")
-    assert kept.versions == {"torch": "2.11.0", "python": "3.12"}
+    assert kept.versions == {"torch": "2.11.0", "python": "3.12", "driver": "580.159.04"}
     assert kept.quality["same"] is True
     assert (tmp_path / "kept/gpu1/r-1/20261130T100000Z.html").read_text().startswith("<!doctype html>")
 
