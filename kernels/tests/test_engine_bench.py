@@ -114,3 +114,17 @@ def test_the_route_is_what_the_release_sets_on_sm120() -> None:
     own = source[source.index("SM120 lacks tcgen05/TMEM: disable features that depend on") :][:900]
     set_there = dict(re.findall(r"envs\.(SGLANG_\w+)\.set\((True|False)\)", own))
     assert {name: "01"[value == "True"] for name, value in set_there.items()} == pdstack_sm120_route.ROUTE
+
+
+def test_an_engine_that_does_not_end_leaves_no_child(tmp_path: pathlib.Path) -> None:
+    """A scheduler that outlives its parent keeps most of a GPU's memory, and the next engine cannot start."""
+    script = (
+        "import subprocess, sys; child = subprocess.Popen(['sleep', '300']); print(child.pid, flush=True); child.wait()"
+    )
+    with open(tmp_path / "log", "w") as log:
+        code = hooked_engine.bounded([sys.executable, "-c", script], dict(os.environ), log, 3.0)
+    lines = (tmp_path / "log").read_text().splitlines()
+    state = pathlib.Path(f"/proc/{lines[0]}/stat")
+    assert code == 124
+    assert "killed" in lines[-1]
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

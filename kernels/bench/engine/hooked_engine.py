@@ -17,14 +17,16 @@ exit code 1 when the hooked engine's tokens leave the release's by more than the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import IO, Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parent.parent
@@ -160,6 +162,20 @@ def compare(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[st
     return {"compared": compared, "equal": equal, "ties": ties, "wrong": wrong, "largest_difference": largest}
 
 
+def bounded(command: list[str], env: dict[str, str], log: IO[str], timeout: float) -> int:
+    """Run to the end or for ``timeout`` seconds; no child survives, since each holds most of a GPU's memory."""
+    process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        print(f"no end within {timeout:.0f} s: killed", file=log, flush=True)
+        return 124
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     """One variant in a process of its own; its engine's log goes to a file."""
     out = options.out / variant
@@ -168,14 +184,7 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, str(HERE / "hooked_engine.py"), "--model", str(options.model), "--out", str(out)]
     begin = time.perf_counter()
     with open(out / "engine.log", "w") as log:
-        code = subprocess.run(
-            [*command, "--inside"],
-            env=environment(variant, site, out, options.kernels),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            timeout=options.timeout,
-            check=False,
-        ).returncode
+        code = bounded([*command, "--inside"], environment(variant, site, out, options.kernels), log, options.timeout)
     text = (out / "engine.log").read_text(errors="replace")
     print(f"{variant}: exit {code} after {time.perf_counter() - begin:.0f} s", flush=True)
     for line in text.splitlines():
