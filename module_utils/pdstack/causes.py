@@ -28,7 +28,14 @@ CAUSES: List[Cause] = [
         "find it with `ss -ltnp`, stop it, or choose another port in pd_ports",
     ),
     Cause(
-        r"ModuleNotFoundError|ImportError: .*undefined symbol|cannot open shared object file",
+        r"context_length \(\d+\) is greater than the derived context_length",
+        "the context length is more than the model was made for",
+        "lower pd_topology.context_length to what the message calls derived",
+    ),
+    Cause(
+        # At the start of a line, as the end of a traceback: sglang also mentions modules that it does without.
+        r"(?m)^(?:ModuleNotFoundError:|(?:ImportError|OSError): .*(?:undefined symbol|cannot open shared object file))"
+        r"|error while loading shared libraries",
         "the release is incomplete or mixes versions",
         "run playbooks/deploy_pd.yml again: sglang_runtime compares the release with its lock and repairs it",
     ),

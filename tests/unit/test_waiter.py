@@ -169,6 +169,11 @@ def test_a_unit_that_restarts_over_and_over_has_failed(tmp_path: Path) -> None:
         ("launch_server.py: error: unrecognized arguments: --cuda-graph-max-bs", "argument is unknown"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "memory does not hold"),
         ("ModuleNotFoundError: No module named 'sgl_kernel'", "release is incomplete"),
+        ("OSError: libnuma.so.1: cannot open shared object file: No such file", "release is incomplete"),
+        (
+            "ValueError: Warning: User-specified context_length (8192) is greater than the derived context_length (4096)",
+            "more than the model was made for",
+        ),
         ("NVML: Driver/library version mismatch", "driver and the CUDA libraries do not fit"),
         ("[rank1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", "NCCL failed or hung"),
         ("Scheduler hit an exception: Watchdog timeout (self.watchdog_timeout=300)", "a rank hung or never joined"),
@@ -189,3 +194,16 @@ def test_known_patterns_name_their_cause(line: str, means: str) -> None:
 
 def test_an_unknown_journal_names_no_cause() -> None:
     assert causes.likely("all is well") is None
+
+
+def test_modules_that_an_engine_does_without_are_no_cause() -> None:
+    """sglang 0.5.23 prints these at each start and goes on; they must not hide what it failed of."""
+    usual = (
+        "[2026-11-30 11:43:13] Ignore import error when loading sglang.srt.models.inkling: No module named 'cutlass'\n"
+        "[2026-11-30 11:43:14] OpenAI Responses API (/v1/responses) disabled: OpenAIServingResponses init failed "
+        "(ModuleNotFoundError: No module named 'openai_harmony')\n"
+    )
+    assert causes.likely(usual) is None
+    cause = causes.likely(usual + "torch.OutOfMemoryError: CUDA out of memory\n")
+    assert cause is not None
+    assert "memory" in cause.means
