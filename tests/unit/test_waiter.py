@@ -171,7 +171,7 @@ def test_a_unit_that_restarts_over_and_over_has_failed(tmp_path: Path) -> None:
         ("ModuleNotFoundError: No module named 'sgl_kernel'", "release is incomplete"),
         ("OSError: libnuma.so.1: cannot open shared object file: No such file", "release is incomplete"),
         (
-            "ValueError: Warning: User-specified context_length (8192) is greater than the derived context_length (4096)",
+            "ValueError: User-specified context_length (8192) is greater than the derived context_length (4096).",
             "more than the model was made for",
         ),
         ("NVML: Driver/library version mismatch", "driver and the CUDA libraries do not fit"),
