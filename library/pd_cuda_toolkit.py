@@ -36,6 +36,10 @@ options:
     description: The release that C(nvcc) has to report.
     type: str
     default: "13.0"
+  wait:
+    description: Seconds to wait for another run that builds it, such as one whose controller was killed.
+    type: float
+    default: 120.0
   state:
     description: Whether the toolkit is linked and, with O(lock), on the host.
     type: str
@@ -83,6 +87,7 @@ def main() -> None:
             "lock": {"type": "str", "default": ""},
             "wheels": {"type": "path", "default": "/opt/pdstack/wheelhouse/cuda-13.0"},
             "release": {"type": "str", "default": "13.0"},
+            "wait": {"type": "float", "default": 120.0},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
@@ -100,7 +105,7 @@ def main() -> None:
         )
         steps = toolkit.plan(request)
         if steps and not module.check_mode:
-            toolkit.apply(request, host, steps)
+            toolkit.apply(request, host, steps, given["wait"])
     except (toolkit.ToolkitRefused, release.ReleaseRefused, OSError) as error:
         module.fail_json(msg=str(error), refusals=codec.dump(getattr(error, "refusals", [])))
     manifest = toolkit.read_manifest(given["path"])

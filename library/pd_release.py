@@ -22,6 +22,10 @@ options:
     description: Folder of releases and links.
     type: path
     default: /opt/pdstack
+  wait:
+    description: Seconds to wait for an installation on this host that has the releases in hand; then it is refused.
+    type: float
+    default: 120.0
   foreign:
     description: Packages that other roles add, by environment; they are no difference. The default is the role's.
     type: dict
@@ -68,6 +72,7 @@ def main() -> None:
         argument_spec={
             "activate": {"type": "str", "default": ""},
             "root": {"type": "path", "default": "/opt/pdstack"},
+            "wait": {"type": "float", "default": 120.0},
             "foreign": {"type": "dict", "default": {"engine": ["pdstack-kernels"]}},
         },
         supports_check_mode=True,
@@ -78,7 +83,7 @@ def main() -> None:
     changed = bool(wanted) and wanted != current
     if changed:
         try:
-            venv_links.switch(root, wanted, foreign, module.check_mode)
+            venv_links.switch(root, wanted, foreign, module.check_mode, module.params["wait"])
         except (release.ReleaseRefused, OSError) as error:
             module.fail_json(msg=str(error), refusals=codec.dump(getattr(error, "refusals", [])))
     module.exit_json(

@@ -15,7 +15,7 @@ description:
     package or a file that was changed by hand is found, and the release is built anew the same way, so that
     C(current) names a whole release whenever the installation is interrupted.
   - A missing or altered wheel, a Python that the release is not locked for, an old glibc, a full disk and a second
-    installation at the same time are refused before anything is touched.
+    installation that outlasts O(wait) are refused before anything is touched.
 version_added: "0.1.0"
 options:
   name:
@@ -82,6 +82,12 @@ options:
     description: How many releases to keep. Older ones go, but none that is linked or in use.
     type: int
     default: 2
+  wait:
+    description:
+      - Seconds to wait for another installation on this host, such as one that a killed run started and that goes on.
+        After that this one is refused, with the holder's process, what it does and since when.
+    type: float
+    default: 120.0
   state:
     description: Whether the release is on the host. V(absent) takes away every build of O(name) and its wheelhouse.
     type: str
@@ -140,6 +146,10 @@ delivered:
   description: Whether every wheel that is needed lies in the host's wheelhouse already. Looked at only before a build.
   returned: always
   type: bool
+held_by:
+  description: Who is installing on this host at this moment, so that this run has to wait; empty where nobody is.
+  returned: always
+  type: str
 found:
   description: What was there before (absent, unfinished, damaged or intact).
   returned: always
@@ -165,10 +175,11 @@ seconds:
 
 import functools
 import os
+import time
 from typing import Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import codec, release, runner, venv, venv_build
+from ansible.module_utils.pdstack import codec, release, runner, turns, venv, venv_build, venv_links
 
 
 def main() -> None:
@@ -189,6 +200,7 @@ def main() -> None:
             "provided": {"type": "dict", "default": {}},
             "activate": {"type": "bool", "default": True},
             "keep": {"type": "int", "default": 2},
+            "wait": {"type": "float", "default": 120.0},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
@@ -199,6 +211,7 @@ def main() -> None:
         request = read(module.params)
         seen = venv.observe(request, host)
         steps = venv.plan(seen, request)
+        holder = turns.holder(os.path.join(request.root, venv_links.LOCK)) if steps else None
         former = release.read_manifest(os.path.join(request.root, "releases", seen.current)) if seen.current else None
         building = any(step.action in ("build", "repair") for step in steps)
         delivered = building and venv.delivered(seen, request)
@@ -217,6 +230,7 @@ def main() -> None:
         carried=seen.carried,
         wheels=sorted({pin.file for pins in request.pins(seen.python).values() for pin in pins}),
         delivered=delivered,
+        held_by=holder.words(time.time()) if holder else "",
         found=seen.state,
         steps=codec.dump(steps),
         former={"id": former.id, "release": former.release} if former and former.id != seen.id else None,
@@ -252,6 +266,7 @@ def read(params):  # type: ignore[no-untyped-def]
         keep=params["keep"],
         carried=release.parse_interpreters(params["interpreters"]),
         wanted=params["state"] == "present",
+        wait_s=params["wait"],
     )
 
 

@@ -9,7 +9,6 @@ library. The toolkit is built beside its place, proven there, and put in place b
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -19,7 +18,7 @@ import zipfile
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence
 
-from . import codec, release
+from . import codec, release, turns
 from .refusal import Refusal, Refused
 from .runner import Runner
 
@@ -160,32 +159,35 @@ def _difference(request: Request) -> str:
     return ""
 
 
-def apply(request: Request, host: Host, steps: Sequence[Step]) -> None:
+def apply(request: Request, host: Host, steps: Sequence[Step], wait_s: float = 0.0) -> None:
     """Take the steps. Raises ToolkitRefused; then the toolkit that was there is untouched."""
     os.makedirs(os.path.dirname(request.path), exist_ok=True)
-    with open(os.path.join(os.path.dirname(request.path), ".toolkit.lock"), "w", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ToolkitRefused(
-                [Refusal(request.path, "another run builds it", "one at a time", "wait for it, then run again")]
-            ) from None
-        for step in steps:
-            if step.action == "build":
-                _build(request, host)
-            elif step.action == "prove":
-                prove(request.path, host, request.release)
-            elif step.action == "link":
-                draft = f"{request.link}.new"
-                if os.path.lexists(draft):
-                    os.unlink(draft)
-                os.symlink(request.path, draft)
-                os.replace(draft, request.link)
-            elif step.action == "unlink":
-                os.unlink(request.link)
-            elif step.action == "remove":
-                shutil.rmtree(request.path)
-                shutil.rmtree(request.wheels, ignore_errors=True)
+    lock = os.path.join(os.path.dirname(request.path), ".toolkit.lock")
+    try:
+        with turns.turn(lock, f"pd_cuda_toolkit for {request.path}", wait_s) as waited:
+            for step in plan(request) if waited else steps:  # whom it waited for may have done it
+                _take(step, request, host)
+    except turns.Busy as busy:
+        remedy = "wait until it is done, then run again"
+        raise ToolkitRefused([Refusal(request.path, str(busy), "one run at a time", remedy)]) from None
+
+
+def _take(step: Step, request: Request, host: Host) -> None:
+    if step.action == "build":
+        _build(request, host)
+    elif step.action == "prove":
+        prove(request.path, host, request.release)
+    elif step.action == "link":
+        draft = f"{request.link}.new"
+        if os.path.lexists(draft):
+            os.unlink(draft)
+        os.symlink(request.path, draft)
+        os.replace(draft, request.link)
+    elif step.action == "unlink":
+        os.unlink(request.link)
+    elif step.action == "remove":
+        shutil.rmtree(request.path)
+        shutil.rmtree(request.wheels, ignore_errors=True)
 
 
 def _build(request: Request, host: Host) -> None:

@@ -56,6 +56,7 @@ class Request:
     carried: Dict[str, Pin] = field(default_factory=dict)  # Python -> archive that the wheelhouse can bring
     base: str = ""  # site-packages of the host's own Python that the engine sees behind its environment's
     provided: Dict[str, str] = field(default_factory=dict)  # package -> version that the base must have
+    wait_s: float = 0.0  # for another installation on this host
 
     def pins(self, python: str) -> Dict[str, List[Pin]]:
         """Return the pins that this host needs, by environment. The release's id follows from all of them."""
@@ -229,7 +230,7 @@ def apply(request: Request, host: Host) -> List[Step]:
     """Do what the plan says, under the host's lock; return the steps done. Raises ReleaseRefused, InstallFailed."""
     os.umask(0o022)
     os.makedirs(os.path.join(request.root, "releases"), exist_ok=True)
-    with turn(request.root):
+    with turn(request.root, f"pd_venv for {request.name}", request.wait_s):
         seen = observe(request, host)  # again: another run may have finished while this one waited for its turn
         steps = plan(seen, request)
         if not request.wanted:

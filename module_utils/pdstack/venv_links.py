@@ -6,13 +6,11 @@ Layout: see venv.py. A link is replaced by one rename, so that ``current`` names
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from dataclasses import dataclass
 from typing import Iterator, List, Mapping, Optional, Sequence
 
-from . import release
+from . import release, turns
 from .refusal import Refusal
 from .release import ReleaseRefused
 
@@ -60,9 +58,15 @@ def installed(root: str, identity: str, foreign: Mapping[str, Sequence[str]] = {
     return Installed(identity, manifest.release, manifest.python, manifest.built, problems)
 
 
-def switch(root: str, identity: str, foreign: Mapping[str, Sequence[str]] = {}, rehearse: bool = False) -> None:
+def switch(
+    root: str,
+    identity: str,
+    foreign: Mapping[str, Sequence[str]] = {},
+    rehearse: bool = False,
+    wait_s: float = 0.0,
+) -> None:
     """Point ``current`` at an installed release that is whole, under the host's lock. Raises ReleaseRefused."""
-    with turn(root):
+    with turn(root, f"switches to {identity}", wait_s):
         found = installed(root, identity, foreign)
         if found is None or found.problems:
             words = "; ".join(found.problems[:5]) if found else "it is not installed"
@@ -89,32 +93,14 @@ def _link(root: str, name: str, identity: str) -> None:
 
 
 @contextlib.contextmanager
-def turn(root: str) -> Iterator[None]:
-    """Hold the root's lock; refuse with the holder's name where another run has it.
-
-    The kernel drops the lock with its process, so a killed run never blocks the next one.
-    """
-    path = os.path.join(root, LOCK)
-    with open(path, "a+", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            stream.seek(0)
-            holder = stream.read().strip() or "a process that has not said who it is"
-            raise ReleaseRefused(
-                [
-                    Refusal(
-                        f"installation into {root}",
-                        f"it is held by {holder}",
-                        "one installation at a time on a host",
-                        "wait until that run is done, then run the playbook again",
-                    )
-                ]
-            ) from None
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())}\n")
-        stream.flush()
-        try:
+def turn(root: str, what: str, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold the root's lock for ``what``. Raises ReleaseRefused with the holder's name where another run keeps it."""
+    try:
+        with turns.turn(os.path.join(root, LOCK), what, wait_s):
             yield
-        finally:
-            stream.truncate(0)
+    except turns.Busy as busy:
+        remedy = "wait until it is done, then run the playbook again, or let it wait longer: -e sglang_runtime_wait=900"
+        if busy.holder:
+            remedy += f"; where it hangs, kill {busy.holder.pid}: the release that serves does not depend on it"
+        needed = "one installation at a time on a host"
+        raise ReleaseRefused([Refusal(f"installation into {root}", str(busy), needed, remedy)]) from None

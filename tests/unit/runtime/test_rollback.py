@@ -83,7 +83,10 @@ def test_a_release_that_is_not_whole_is_never_switched_to(installed):
 
 
 def test_a_switch_and_an_installation_take_turns(installed):
-    with venv_links.turn(str(installed.root)), pytest.raises(release.ReleaseRefused, match="held by process"):
+    with (
+        venv_links.turn(str(installed.root), "another"),
+        pytest.raises(release.ReleaseRefused, match="held by process"),
+    ):
         venv_links.switch(str(installed.root), installed.observe().id)
 
 

@@ -3,13 +3,14 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from pdstack import release, runner, venv, venv_build
+from pdstack import release, runner, turns, venv, venv_build
 
 
 def actions(steps):
@@ -192,9 +193,41 @@ def test_a_module_that_kills_the_interpreter_is_named(fake):
         fake.apply()
 
 
-def test_two_runs_at_once_and_the_second_says_who(fake):
-    with venv.turn(str(fake.root)), pytest.raises(release.ReleaseRefused, match=f"held by process {os.getpid()} since"):
-        fake.apply()
+def orphan(fake, seconds):
+    """A process that installs and goes on: what a killed run leaves on the host."""
+    program = (
+        "import os, sys, time; sys.path.insert(0, sys.argv[1]); from pdstack import venv_links\n"
+        "with venv_links.turn(sys.argv[2], 'pd_venv for fake'):\n"
+        "    print(os.getpid(), flush=True); time.sleep(float(sys.argv[3]))"
+    )
+    package = str(pathlib.Path(venv.__file__).parent.parent)
+    command = [sys.executable, "-c", program, package, str(fake.root), str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert int(process.stdout.readline()) == process.pid
+    return process
+
+
+def test_a_run_waits_for_the_installation_that_a_killed_one_left(fake):
+    with orphan(fake, 1.0) as before:
+        lock = str(fake.root / venv.LOCK)
+        assert turns.holder(lock).pid == before.pid
+        assert actions(venv.apply(fake.request(wait_s=30.0), fake.host())) == ["build", "activate"]
+        assert before.wait() == 0
+        assert turns.holder(lock) is None
+
+
+def test_a_run_that_waited_in_vain_says_who_installs_what_and_since_when(fake):
+    with orphan(fake, 60.0) as before:
+        with pytest.raises(release.ReleaseRefused) as caught:
+            venv.apply(fake.request(wait_s=0.7), fake.host())
+        text = str(caught.value)
+        assert f"it is held by process {before.pid} (pd_venv for fake) since 20" in text
+        assert re.search(r"UTC, \d+ s; waited \d+ s for it", text)
+        assert f"kill {before.pid}" in text
+        assert not os.listdir(fake.root / "releases"), "it has touched nothing"
+        before.kill()
+    assert turns.holder(str(fake.root / venv.LOCK)) is None, "a dead process holds nothing, whatever its file says"
+    assert actions(fake.apply()) == ["build", "activate"]
 
 
 def test_switching_back_and_pruning(installed):
