@@ -1,14 +1,17 @@
 """Each kind of drift is seen, a deployment repairs it, only what it touches restarts, and then nothing differs.
 
-In CI the rows of breakages.py are broken together, those whose repair restarts nothing and the others, and each group's
-first deployment is killed at a random moment. PDSTACK_LONG=1 breaks each row alone, and kills thirty deployments.
+The rows of breakages.py are broken together, group by group of those whose repair restarts the same; each group's first
+deployment is killed at a random moment. PDSTACK_LONG=1 also kills thirty deployments, PDSTACK_ALONE=1 breaks each row
+alone. PDSTACK_RECORD names a file for what was broken, seen and restarted, and how long it took (JSON lines).
 """
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -19,13 +22,16 @@ import scenario
 from drift import breakages
 from drift.breakages import Breakage
 
-LONG = bool(os.environ.get("PDSTACK_LONG"))
-ROWS = [*breakages.QUIET, *breakages.ROUTER_AND_DECODE, *breakages.PAIR, *breakages.EVERYTHING]
 TOGETHER = {
     "nothing restarts": breakages.QUIET,
-    "everything restarts": [*breakages.ROUTER_AND_DECODE, *breakages.PAIR, *breakages.EVERYTHING],
+    "router and decode": breakages.ROUTER_AND_DECODE,
+    "the pair": breakages.PAIR,
+    "everything": breakages.EVERYTHING,
 }
-GROUPS = {row.name: [row] for row in ROWS} if LONG else TOGETHER
+ROWS = [row for rows in TOGETHER.values() for row in rows]
+ALONE = bool(os.environ.get("PDSTACK_ALONE"))
+GROUPS = {row.name: [row] for row in ROWS} if ALONE else TOGETHER
+KILLS = 30
 SEED = int(os.environ.get("PDSTACK_SEED", "0")) or random.SystemRandom().randrange(10**6)
 
 
@@ -35,6 +41,7 @@ def test_an_intact_host_is_told_in_time(deployment: Any) -> None:
     seconds = time.monotonic() - begin
     assert (code, report["items"], report["failures"]) == (0, [], [])
     print(f"drift.yml on one intact host: {seconds:.1f} s")
+    record("look", seconds=seconds)
     assert seconds < 10 * float(os.environ.get("PDSTACK_SLOW", "6")), "10 s on a machine that has nothing else to do"
 
 
@@ -45,6 +52,8 @@ def test_every_managed_item_is_broken_here(deployment: Any) -> None:
     assert [name for name in managed if not any(fnmatch.fnmatch(name, pattern) for pattern in covers)] == []
     assert [pattern for pattern in covers if not any(fnmatch.fnmatch(name, pattern) for name in managed)] == []
     print(f"{len(managed)} managed items, {len(ROWS)} breakages: {', '.join(managed)}")
+    covered = {name: [row.name for row in ROWS if row.covers and fnmatch.fnmatch(name, row.covers)] for name in managed}
+    record("managed", items=covered, breakages=len(ROWS))
 
 
 @pytest.mark.parametrize("rows", GROUPS.values(), ids=GROUPS)
@@ -53,51 +62,80 @@ def test_drift_is_seen_and_repaired_and_nothing_else_restarts(deployment: Any, r
     deployment.run("\n".join(["set -e", *(row.command for row in rows)]))
     code, report = deployment.look()
     assert code == 2, report
-    seen = "\n".join(f"{item['item']} {item['found']} {item['why']}" for item in report["items"])
+    said = [f"{item['kind']} {item['item']}: {item['found']} {item['why']}" for item in report["items"]]
+    seen = "\n".join(said)
     assert [(row.name, words) for row in rows for words in row.sees if words not in seen] == [], seen
     stopped = {unit for row in rows for unit in breakages.STOPPED.get(row.name, ())}
     now = deployment.processes()
     assert {unit for unit in before if now[unit] != before[unit]} == stopped, "a look touches nothing"
-    if not LONG:
-        interrupted(random.Random(SEED))
+    killed = {} if ALONE else interrupted(random.Random(SEED), 20.0)
+    begin = time.monotonic()
     deployment.converge()
+    seconds = time.monotonic() - begin
     after = deployment.processes()
     restarted = {unit for unit in before if after[unit] != before[unit]}
     assert restarted == {unit for row in rows for unit in row.restarts}
     code, report = deployment.look()
     assert (code, report["items"]) == (0, []), "what was repaired differs still"
+    assert scenario.changed(deployment.converge()) == 0, "the run after the one that repaired"
+    for row in rows:
+        lines = [next(line for line in said if words in line) for words in row.sees]
+        record("breakage", name=row.name, command=row.command, said=lines)
+    record("group", rows=[row.name for row in rows], restarted=sorted(restarted), seconds=seconds, **killed)
 
 
-def test_a_run_that_repaired_is_followed_by_one_that_changes_nothing(deployment: Any) -> None:
-    assert scenario.changed(deployment.converge()) == 0
+def record(kind: str, **what: Any) -> None:
+    """Add a line to the file that PDSTACK_RECORD names, if any."""
+    if path := os.environ.get("PDSTACK_RECORD"):
+        with open(path, "a") as stream:
+            stream.write(json.dumps({"kind": kind, **what}) + "\n")
 
 
-def interrupted(chance: random.Random) -> None:
+def interrupted(chance: random.Random, within: float) -> dict[str, Any]:
     """Start a deployment and kill it, with all its children, somewhere between its first connection and its end."""
-    moment = chance.uniform(1.0, float(os.environ.get("PDSTACK_KILL_WITHIN", "20")))
+    moment = chance.uniform(1.0, within)
     run = subprocess.Popen(
         scenario.command("deploy_pd.yml"),
         cwd=scenario.ROOT,
         env=scenario.env(),
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        text=True,
     )
     try:
-        run.wait(moment)
+        output, _ = run.communicate(timeout=moment)
     except subprocess.TimeoutExpired:
         os.killpg(run.pid, signal.SIGKILL)
-    print(f"seed {SEED}: killed after {moment:.1f} s" if run.wait() < 0 else f"it ended within {moment:.1f} s")
+        output, _ = run.communicate()
+    tasks = re.findall(r"^TASK \[(.*)\] \*", output, re.MULTILINE)
+    found = {"killed": run.returncode < 0, "after_s": round(moment, 1), "in_task": tasks[-1] if tasks else ""}
+    print(f"seed {SEED}: {found}")
+    return found
 
 
-@pytest.mark.skipif(not LONG, reason="PDSTACK_LONG is not set: the groups above are interrupted once each")
-@pytest.mark.parametrize("number", range(30))
-def test_a_deployment_killed_at_any_moment_is_finished_by_the_next(deployment: Any, number: int) -> None:
+def in_turn(number: int) -> tuple[list[Breakage], float]:
+    """What to break before kill ``number``, and within which seconds to kill: a long repair each third time."""
     chance = random.Random(SEED + number)
-    rows = chance.sample(ROWS, 4)
-    print(f"seed {SEED + number}: {[row.name for row in rows]}")
+    if number % 3 == 2:
+        others = [row for rows in list(TOGETHER.values())[1:] for row in rows]
+        return [*chance.sample(breakages.QUIET, 2), others[(SEED + number) // 3 % len(others)]], 45.0
+    return chance.sample(breakages.QUIET, 4), 18.0
+
+
+@pytest.mark.skipif(
+    not os.environ.get("PDSTACK_LONG"), reason="PDSTACK_LONG is not set: each group is interrupted once"
+)
+@pytest.mark.parametrize("number", range(KILLS))
+def test_a_deployment_killed_at_any_moment_is_finished_by_the_next(deployment: Any, number: int) -> None:
+    rows, within = in_turn(number)
     deployment.run("\n".join(row.command for row in rows) + "\ntrue")
-    interrupted(chance)
-    deployment.converge()
+    killed = interrupted(random.Random(SEED + number), within)
+    begin = time.monotonic()
+    deployment.converge()  # proven by completions
+    seconds = time.monotonic() - begin
     code, report = deployment.look()
     assert (code, report["items"]) == (0, [])
+    if number == KILLS - 1:
+        assert scenario.changed(deployment.converge()) == 0
+    record("kill", number=number, seed=SEED, rows=[row.name for row in rows], seconds=seconds, **killed)
