@@ -117,6 +117,8 @@ def test_it_has_what_a_bug_report_needs(bundle: Path, host: Any) -> None:
     assert json.loads((bundle / "controller/facts.json").read_text())[name]["facts"]["gpus"]
     drift = json.loads((bundle / "controller/drift.json").read_text())
     assert any(item["item"].endswith("plant.env") for item in drift["items"])
+    # The look got the variables of this run: a key that -e brought, and that the host does not have.
+    assert any(item["kind"] == "credentials" for item in drift["items"])
     assert "ExecStart=" in (bundle / f"{name}/units/pd-decode@0.service.txt").read_text()
 
 
