@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,16 @@ import scenario
 from unit.test_operations_docs import PLAYBOOKS, commands
 
 # On the host: left out, with the reason.
-NOT_HERE = {
-    "systemctl stop pd.target": "stops what the other tests look at; molecule's reboot shows stop and start",
-    "rm /etc/pdstack/credentials/admin_key": "test_repair breaks and repairs it",
-    "systemctl stop pd-canary.timer": "says nothing; test_repair stops and repairs it",
+NO_GPU = {
     "cat /run/pdstack/decode-0/kernels-*.json": "the kernels run on GPUs alone",
     "journalctl -u pd-decode@0 | grep pdstack-kernels": "the kernels run on GPUs alone",
     "curl -s http://ADDRESS:PORT/metrics | grep pdstack_kernel_live": "the kernels run on GPUs alone",
+}
+NOT_HERE = {
+    **NO_GPU,
+    "systemctl stop pd.target": "stops what the other tests look at; test_walk does it",
+    "rm /etc/pdstack/credentials/admin_key": "test_repair breaks and repairs it, and test_walk does it",
+    "systemctl stop pd-canary.timer": "says nothing; test_repair stops and repairs it",
 }
 # On the controller: what only looks, and is for any inventory.
 LOOKS = ("validate.yml", "preflight.yml", "verify.yml", "drift.yml", "support_bundle.yml", "probe.yml")
@@ -40,7 +42,7 @@ def test_a_command_that_looks_ends_well(host: Any, tmp_path: Path, command: str)
     if "support_bundle" in line and "pd_bundle" not in line:
         line += f" -e pd_bundle={tmp_path}/default.tar.gz"
     line = line.replace("ansible-playbook", f"{Path(sys.executable).parent}/ansible-playbook -i {scenario.inventory()}")
-    if not os.environ.get("PDSTACK_LONG") and "validate.yml" not in line and "preflight.yml" not in line:
-        pytest.skip("PDSTACK_LONG is not set: other tests of this scenario run this playbook")
+    if "validate.yml" not in line and "preflight.yml" not in line:
+        pytest.skip("other tests of this scenario run this playbook, and test_walk this line")
     done = subprocess.run(line, shell=True, cwd=scenario.ROOT, env=scenario.env(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr

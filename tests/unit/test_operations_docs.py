@@ -1,8 +1,8 @@
 """Every command of docs/operations.md: of a kind that is known here, and one that its program takes.
 
-Playbooks are parsed with --syntax-check against copies of the example inventories, their extra variables must be known,
-and `make` says what it would do. The commands that a lab host can show are run there, by tests/drift/test_docs.py;
-those that need a GPU host (probe, wheelhouse of a GPU release, deployments to inventory/mine) are parsed alone.
+Playbooks are parsed with --syntax-check against the lab's inventory and a copy of the example's, their options and
+extra variables must be known, and `make` says what it would do. On a lab host tests/drift/test_docs.py runs what only
+looks, and tests/drift/test_walk.py the page from top to bottom (PDSTACK_LONG=1).
 """
 
 from __future__ import annotations
@@ -19,21 +19,28 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible.cli.playbook import PlaybookCLI
 from pdstack import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/operations.md"
 
 
-def commands(prompt: str) -> list[str]:
-    """Return the commands of the page's console blocks behind a prompt: $ on the controller, # on a host."""
+def blocks() -> list[list[tuple[str, str]]]:
+    """Return the page's console blocks, each a list of (prompt, command): $ on the controller, # on a host."""
     found = []
     for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        lines = []
         for line in block.splitlines():
             assert line.startswith(("$ ", "# ")), f"neither on the controller ($) nor on a host (#): {line}"
-            if line.startswith(f"{prompt} "):
-                found.append(re.sub(r"\s{2,}#.*|\s#\s.*", "", line[2:]).strip())
-    return list(dict.fromkeys(found))
+            lines.append((line[0], re.sub(r"\s{2,}#.*|\s#\s.*", "", line[2:]).strip()))
+        found.append(lines)
+    return found
+
+
+def commands(prompt: str) -> list[str]:
+    """Return the page's commands behind a prompt, each once."""
+    return list(dict.fromkeys(command for block in blocks() for found, command in block if found == prompt))
 
 
 CONTROLLER = commands("$")
@@ -67,20 +74,32 @@ def test_the_page_has_commands_and_each_is_of_a_kind_that_is_tested() -> None:
     assert len(commands("#")) > 5
 
 
-@pytest.mark.parametrize("command", PLAYBOOKS)
-def test_a_playbook_is_there_and_parses(command: str, mine: Path) -> None:
+def words_of(command: str) -> list[str]:
+    """Return what a command hands to its program, without the program and the environment before it."""
     words = shlex.split(command)
     while "=" in words[0]:
         words.pop(0)
-    extra = [words[at + 1] for at, word in enumerate(words) if word == "-e"]
-    names = {name for text in extra for name in (json.loads(text) if text.startswith("{") else [text.split("=")[0]])}
-    assert names <= known_variables()
-    words = [str(mine) if word == "inventory/mine" else word for word in words]
-    program = str(Path(sys.executable).parent / words[0])
-    done = subprocess.run(
-        [program, *words[1:], "--syntax-check"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    return words[1:]
+
+
+@pytest.mark.parametrize("command", PLAYBOOKS)
+def test_a_playbook_is_there_and_its_variables_are_known(command: str) -> None:
+    parser = PlaybookCLI(["ansible-playbook"])
+    parser.init_parser()
+    given = parser.parser.parse_args(words_of(command))  # SystemExit for what it does not take
+    assert all((ROOT / path).is_file() for path in given.args)
+    extra = [json.loads(text) if text.startswith("{") else [text.split("=")[0]] for text in given.extra_vars]
+    assert {name for names in extra for name in names} <= known_variables()
+
+
+def test_every_playbook_of_the_page_parses(mine: Path) -> None:
+    paths = sorted({word for command in PLAYBOOKS for word in words_of(command) if word.endswith(".yml")})
+    program = str(Path(sys.executable).parent / "ansible-playbook")
+    for inventory in (ROOT / "inventory/lab", mine):
+        words = [program, "-i", str(inventory), "--syntax-check", *paths]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert all(f"playbook: {path}" in done.stdout for path in paths)
 
 
 @pytest.mark.parametrize("command", MAKES)
