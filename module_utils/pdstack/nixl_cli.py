@@ -26,7 +26,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--isolate", action="store_true", help="each side sees its own GPU alone, as the engines of a pair do"
     )
-    parser.add_argument("--bytes", type=int, default=1 << 26, help="size of one transfer")
+    parser.add_argument("--bytes", type=int, default=1 << 26, help="size of the buffer; GPUs move it 16 times at once")
     parser.add_argument("--repetitions", type=int, default=5, help="transfers per direction")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="more environment, repeatable")
     parser.add_argument("--baseline", type=float, metavar="GB/S", help="P2P bandwidth that the probe measured")
@@ -49,6 +49,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         for direction, speed in result.directions.items():
             lane = result.lane if direction.startswith(result.sides[0] + " ") else result.lane_back
             print(f"{direction}: {speed['best'] / 1e9:.2f} GB/s best, {speed['median'] / 1e9:.2f} median, over {lane}")
+    for words in nixl.warnings(result, pair.baseline):
+        print(f"warning: {words}")
     problems = nixl.check_result(result, pair.baseline, ["tcp"] if given.device else [])
     if problems:
         print(nixl.TransportRefused(problems))

@@ -72,7 +72,8 @@ def test_the_kv_cache_goes_from_gpu_to_gpu(host, found):
         for item in result if isinstance(result, list) else [result]:
             assert item["memory"] == "VRAM"
             assert "tcp" not in item["lane"] + item["lane_back"]
-            # Some UCX builds do not name the lane; no path through the host's network comes near this.
+            # Where UCX does not name the lane, its words are kept; no path through the host's network comes near this.
+            assert item["lane"] != "unknown" or item["words"]
             assert all(speed["best"] > 20e9 for speed in item["directions"].values())
 
 

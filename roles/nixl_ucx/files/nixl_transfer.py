@@ -3,12 +3,13 @@
 Runs under the release's Python; each side has its engine's own environment. A prefill server writes (PUT) the KV cache
 into a decode server's memory, so each direction is one WRITE. The argument is JSON::
 
-    {"bytes": 67108864, "repetitions": 5, "memory": "DRAM" | "VRAM",
+    {"bytes": 67108864, "in_flight": 16, "repetitions": 5, "memory": "DRAM" | "VRAM",
      "sides": [{"name": "prefill-0", "environment": {...}, "device": 0}, {...}]}
 
-``device`` is a GPU's index among those that the side's CUDA_VISIBLE_DEVICES shows. The last line of the output is JSON:
-per direction the best and the median bandwidth (bytes/s), and what UCX said on each side about its lanes
-(UCX_PROTO_INFO=y).
+``device`` is a GPU's index among those that the side's CUDA_VISIBLE_DEVICES shows. One transfer writes the buffer of
+``bytes`` ``in_flight`` times over, as blocks that are posted together; transfers before the timed ones open the other
+side's memory and bring clocks up. The last line of the output is JSON: per direction the best and the median bandwidth
+(bytes/s), and what UCX said on each side about its lanes (UCX_PROTO_INFO=y).
 """
 
 import ctypes
@@ -23,6 +24,8 @@ import time
 from multiprocessing import Pipe
 
 BLOCK = 1 << 24  # bytes copied at once between a GPU and the host
+WARM_UP = {"VRAM": 0.3, "DRAM": 0.0}  # seconds; one transfer at least
+LINE_BUFFERED = 1  # glibc's _IOLBF
 
 
 class HostMemory:
@@ -82,9 +85,14 @@ class DeviceMemory:
         return digest.hexdigest()
 
 
-def side(wanted, memory, peer, parent, size, repetitions, log):
+def side(wanted, memory, peer, parent, request, log):
     """One process: an agent with one registered buffer; writes when told to, hashes what it was written."""
+    size = request["bytes"]
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
+    # UCX writes through the C library, which holds back what fills no block of a file, and this process ends without
+    # its exit handlers: the table of the transfer, UCX's last words, would be lost.
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, LINE_BUFFERED, ctypes.c_size_t(0))
     os.environ.update(wanted["environment"], UCX_PROTO_INFO="y")
     from nixl._api import nixl_agent, nixl_agent_config
 
@@ -100,9 +108,9 @@ def side(wanted, memory, peer, parent, size, repetitions, log):
         order, seed = parent.recv()
         if order == "write":
             buffer.fill(pattern_of(seed))
-            local = agent.get_xfer_descs([(buffer.address, size, buffer.device)], buffer.kind)
-            there = agent.get_xfer_descs([(address, size, device)], buffer.kind)
-            parent.send(write(agent, local, there, remote, repetitions))
+            local = agent.get_xfer_descs([(buffer.address, size, buffer.device)] * request["in_flight"], buffer.kind)
+            there = agent.get_xfer_descs([(address, size, device)] * request["in_flight"], buffer.kind)
+            parent.send(write(agent, local, there, remote, request["repetitions"], WARM_UP[memory]))
         elif order == "hash":
             parent.send(buffer.digest())
         else:
@@ -110,21 +118,28 @@ def side(wanted, memory, peer, parent, size, repetitions, log):
     agent.deregister_memory(registration)
 
 
-def write(agent, local, there, remote, repetitions):
-    """Seconds of each WRITE of the whole buffer."""
-    seconds = []
-    for _ in range(repetitions):
-        handle = agent.initialize_xfer("WRITE", local, there, remote)
-        started = time.perf_counter()
-        state = agent.transfer(handle)
-        while state == "PROC":
-            if time.perf_counter() - started > 60:
-                raise TimeoutError("a transfer did not end within 60 s")
-            state = agent.check_xfer_state(handle)
-        seconds.append(time.perf_counter() - started)
-        if state != "DONE":
-            raise RuntimeError(f"the transfer ended in state {state}")
-        agent.release_xfer_handle(handle)
+def write(agent, local, there, remote, repetitions, warm_up):
+    """Seconds of each WRITE of all blocks, after one and as many more as fit into ``warm_up`` seconds."""
+    until = time.perf_counter() + warm_up
+    transfer(agent, local, there, remote)
+    while time.perf_counter() < until:
+        transfer(agent, local, there, remote)
+    return [transfer(agent, local, there, remote) for _ in range(repetitions)]
+
+
+def transfer(agent, local, there, remote):
+    """Seconds of one WRITE."""
+    handle = agent.initialize_xfer("WRITE", local, there, remote)
+    started = time.perf_counter()
+    state = agent.transfer(handle)
+    while state == "PROC":
+        if time.perf_counter() - started > 60:
+            raise TimeoutError("a transfer did not end within 60 s")
+        state = agent.check_xfer_state(handle)
+    seconds = time.perf_counter() - started
+    if state != "DONE":
+        raise RuntimeError(f"the transfer ended in state {state}")
+    agent.release_xfer_handle(handle)
     return seconds
 
 
@@ -139,7 +154,8 @@ def expected(seed, size):
 
 def main():
     request = json.loads(sys.argv[1])
-    size, repetitions, memory = request["bytes"] & ~0xFFFF, request["repetitions"], request["memory"]
+    request["bytes"] = size = request["bytes"] & ~0xFFFF
+    memory, moved = request["memory"], size * request["in_flight"]
     sides = {wanted["name"]: wanted for wanted in request["sides"]}
     names = list(sides)
     links = Pipe()
@@ -152,7 +168,7 @@ def main():
         if pid == 0:
             status = 1
             try:
-                side(sides[name], memory, links[position], there, size, repetitions, logs[name])
+                side(sides[name], memory, links[position], there, request, logs[name])
                 status = 0
             except BaseException as error:
                 there.send(RuntimeError(f"{type(error).__name__}: {error}"))
@@ -180,7 +196,7 @@ def main():
             pipes[reader].send(("hash", seed))
             if answer(reader) != expected(seed, size):
                 raise RuntimeError(f"{writer} to {reader}: the bytes that arrived are not those that were sent")
-            best, median = size / min(seconds), size / statistics.median(seconds)
+            best, median = moved / min(seconds), moved / statistics.median(seconds)
             directions[f"{writer} to {reader}"] = {"best": round(best), "median": round(median)}
         for name in names:
             pipes[name].send(("stop", b""))
@@ -206,7 +222,9 @@ def main():
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             pass
-    print(json.dumps({"failure": failure, "bytes": size, "directions": directions, "ucx": words, "versions": versions}))
+    print(
+        json.dumps({"failure": failure, "bytes": moved, "directions": directions, "ucx": words, "versions": versions})
+    )
 
 
 if __name__ == "__main__":

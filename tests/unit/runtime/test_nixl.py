@@ -1,6 +1,8 @@
-"""UCX's words as nixl 1.5.1 printed them here, on the CPU profile (UCX_PROTO_INFO=y)."""
+"""UCX's words (UCX_PROTO_INFO=y): those in tests/fixtures/ucx came from nixl 1.1.0 and 1.5.1, between two processes'
+host memory; those with GPUs here have the forms of UCX's source (1.20 and 1.22) and of public logs."""
 
 import json
+import pathlib
 
 import pytest
 from pdstack import nixl, runner
@@ -30,19 +32,69 @@ FAILED = (
 )
 
 
-def test_the_lane_of_remote_writes():
-    lanes = nixl.put_lanes(PUT + SEND)
-    assert lanes == [nixl.Lane("0..inf", "zero-copy", "cma/memory")]
-    assert nixl.bulk_lane(lanes) == "cma/memory"
+UCX = pathlib.Path(__file__).parents[2] / "fixtures/ucx"
+OLD_GPU = "".join(
+    f"[1784556793.091727] [host:286911:0]   {line}\n"
+    for line in """\
++--------------------------------+----------------------------------------+
+| ucp_context_0 intra-node cfg#2 | remote memory write by ucp_put* from host memory to host |
++--------------------------------+--------------------------+-------------+
+|                         0..inf | software emulation       | tcp/eth0    |
++--------------------------------+--------------------------+-------------+
++--------------------------------+----------------------------------------+
+| ucp_context_0 intra-node cfg#2 | remote memory write by ucp_put*(multi) from cuda/GPU0 to cuda/dev[1] |
++--------------------------------+--------------------------+-------------+
+|                             0  | no data fetch            |             |
+|                         1..inf | zero-copy                | cuda_ipc/cuda |
++--------------------------------+--------------------------+-------------+
+| ucp_context_0 intra-node cfg#2 | active message by ucp_am_send* from cuda/GPU0            |
+|                         0..inf | multi-frag copy-in       | tcp/eth0    |
+""".splitlines()
+)
+OLD_RDMA = OLD_GPU.replace("intra-node", "inter-node").replace(
+    "cuda_ipc/cuda", "rc_mlx5/mlx5_11:1 50% on path0 and 50% on path1"
+)
+TCP = "50% on tcp/pdl-m837eecf and 50% on tcp/pdl-mb"  # of the network devices of that machine
+SPLIT = "72% on rc_mlx5/mlx5_2:1 and 28% on tcp/eth0"
 
 
-def test_the_last_table_counts_and_the_largest_messages():
-    assert nixl.bulk_lane(nixl.put_lanes(PUT + SEND + PUT_GPU)) == "cuda_ipc/cuda"
+@pytest.mark.parametrize(
+    ("words", "memory", "lane"),
+    [
+        ((UCX / "nixl-1.1.0-host.txt").read_text(), "DRAM", "cma/memory"),
+        ((UCX / "nixl-1.5.1-host.txt").read_text(), "DRAM", "cma/memory"),
+        ((UCX / "nixl-1.1.0-tcp.txt").read_text(), "DRAM", TCP),
+        ((UCX / "nixl-1.5.1-tcp.txt").read_text(), "DRAM", TCP),
+        ((UCX / "nixl-1.1.0-host.txt").read_text(), "VRAM", nixl.UNKNOWN),
+        (OLD_GPU, "VRAM", "cuda_ipc/cuda"),
+        (OLD_GPU, "DRAM", "tcp/eth0"),
+        (OLD_RDMA, "VRAM", "rc_mlx5/mlx5_11:1 50% on path0 and 50% on path1"),
+        (OLD_GPU.replace("cuda_ipc/cuda", SPLIT), "VRAM", SPLIT),
+        (OLD_GPU.replace("from cuda/GPU0", "from cuda-managed/GPU0"), "VRAM", "cuda_ipc/cuda"),
+        # The last block of a buffered log was lost on a real GPU host: the table's title without its rows.
+        (OLD_GPU[: OLD_GPU.index("|                             0 ")], "VRAM", nixl.UNKNOWN),
+        (PUT + SEND, "DRAM", "cma/memory"),
+        (PUT + SEND + PUT_GPU, "VRAM", "cuda_ipc/cuda"),
+        (PUT_GPU + PUT, "VRAM", "cuda_ipc/cuda"),  # a table for host memory, after the one that counts
+        (PUT_GPU.replace("|    0..511 |", "| 0 | 0..511 |").replace("|  512..inf", "| 5 | 512..inf"), "VRAM",
+         "cuda_ipc/cuda"),  # with a column of counts
+        (PUT, "VRAM", nixl.UNKNOWN),
+        (SEND, "", nixl.UNKNOWN),
+        ("", "VRAM", nixl.UNKNOWN),
+        ("| remote memory write by ucp_put* in another form |\n| nothing like a range | x | y |", "VRAM", nixl.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_the_lane_of_large_writes(words, memory, lane):
+    assert nixl.bulk_lane(nixl.put_lanes(words, memory)) == lane
 
 
-def test_no_table_no_lane():
-    assert nixl.put_lanes(SEND) == []
-    assert nixl.bulk_lane([]) == ""
+def test_all_ranges_are_kept_and_another_process_counts_before_the_own_one():
+    assert nixl.put_lanes(PUT_GPU, "VRAM") == [
+        nixl.Lane("0..511", "short", "cuda_copy/cuda"),
+        nixl.Lane("512..inf", "zero-copy", "cuda_ipc/cuda"),
+    ]
+    other = PUT.replace("prefill self cfg#0", "prefill intra-node cfg#1").replace("cma/memory", "tcp/lo")
+    assert nixl.bulk_lane(nixl.put_lanes(other + PUT, "DRAM")) == "tcp/lo"
 
 
 def test_complaints():
@@ -52,7 +104,10 @@ def test_complaints():
     ]
 
 
-@pytest.mark.parametrize(("lane", "refused"), [("tcp/eth0", True), ("cuda_ipc/cuda", False), ("", False)])
+@pytest.mark.parametrize(
+    ("lane", "refused"),
+    [("tcp/eth0", True), (TCP, True), (SPLIT, True), ("tcp", True), ("cuda_ipc/cuda", False), (nixl.UNKNOWN, False)],
+)
 def test_tcp_is_refused_where_it_is_forbidden(lane, refused):
     assert bool(nixl.check_lane(lane, ["tcp"])) is refused
     assert nixl.check_lane(lane, []) == []
@@ -62,13 +117,6 @@ def test_expandable_segments_are_refused():
     (problem,) = nixl.check_environment({"PYTORCH_CUDA_ALLOC_CONF": "foo:1,expandable_segments:True"})
     assert problem.subject == "PYTORCH_CUDA_ALLOC_CONF"
     assert nixl.check_environment({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}) == []
-
-
-def test_lanes_of_one_kind_of_memory():
-    """A GPU transfer prints a table for host memory too, perhaps after the one that counts."""
-    assert nixl.bulk_lane(nixl.put_lanes(PUT_GPU + PUT, "VRAM")) == "cuda_ipc/cuda"
-    assert nixl.bulk_lane(nixl.put_lanes(PUT_GPU + PUT, "DRAM")) == "cma/memory"
-    assert nixl.put_lanes(PUT, "VRAM") == []
 
 
 def answering(ucx, best=50_000_000_000, failure=""):
@@ -101,7 +149,8 @@ GPU_PAIR = nixl.Pair("VRAM", [nixl.Side("prefill-0.gpu0", {"A": "1"}, 0), nixl.S
 def test_a_result_says_what_the_writer_saw():
     run = answering(PUT_GPU)
     result = nixl.measure("script", "python", GPU_PAIR, 1 << 20, 3, run)
-    assert (result.lane, result.lane_back) == ("cuda_ipc/cuda", "")
+    assert (result.lane, result.lane_back, result.words) == ("cuda_ipc/cuda", nixl.UNKNOWN, [])
+    assert run.asked[0]["in_flight"] == 16
     assert run.asked[0]["sides"][0] == {"name": "prefill-0.gpu0", "environment": {"A": "1"}, "device": 0}
     assert nixl.check_result(result, GPU_PAIR.baseline, ["tcp"]) == []  # 50 of 60 GB/s
 
@@ -125,6 +174,26 @@ def test_a_slow_or_forbidden_lane_is_refused_with_the_fix(best, ucx, baseline, s
     problems = nixl.check_result(result, baseline, ["tcp"])
     assert [problem.subject for problem in problems] == subjects
     assert all("UCX_TLS" in problem.remedy for problem in problems)
+
+
+def test_an_unknown_lane_keeps_ucx_words_and_is_a_warning_between_gpus():
+    result = nixl.measure("script", "python", GPU_PAIR, 1 << 20, 3, answering("| a new form |\nlast words\n"))
+    assert (result.lane, result.words) == (nixl.UNKNOWN, ["| a new form |", "last words"])
+    assert nixl.check_result(result, GPU_PAIR.baseline, ["tcp"]) == []  # 50 of 60 GB/s: the rule is kept
+    (words,) = nixl.warnings(result, GPU_PAIR.baseline)
+    assert "50.0 GB/s over a lane that UCX did not name" in words
+    assert "last words" in words
+    assert "pd_probe_measure" in nixl.warnings(result, None)[0]
+    slow = nixl.measure("script", "python", GPU_PAIR, 1 << 20, 3, answering("", best=20_000_000_000))
+    assert slow.words == ["UCX said nothing"]
+    assert "an unknown lane" in nixl.check_result(slow, GPU_PAIR.baseline, ["tcp"])[0].found
+
+
+def test_a_known_lane_and_host_memory_warn_of_nothing():
+    known = nixl.measure("script", "python", GPU_PAIR, 1 << 20, 3, answering(PUT_GPU))
+    host = nixl.Pair("DRAM", GPU_PAIR.sides)
+    assert nixl.warnings(known, None) == []
+    assert nixl.warnings(nixl.measure("script", "python", host, 1 << 20, 3, answering("")), None) == []
 
 
 def test_a_failed_transfer_is_refused_with_ucx_words():
