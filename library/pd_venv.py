@@ -88,8 +88,15 @@ options:
         After that this one is refused, with the holder's process, what it does and since when.
     type: float
     default: 120.0
+  caches:
+    description:
+      - Folder of the engines' JIT caches, which has one for each release's name. A cache goes with the last release of
+        its name that is pruned or taken away, unless a process has mapped something of it.
+    type: path
+    default: /var/lib/pdstack/jit
   state:
-    description: Whether the release is on the host. V(absent) takes away every build of O(name) and its wheelhouse.
+    description:
+      - Whether the release is on the host. V(absent) takes away every build of O(name), its wheelhouse and JIT cache.
     type: str
     choices: [present, absent]
     default: present
@@ -98,7 +105,7 @@ attributes:
     description: Reports the steps and the packages that would change.
     support: full
   diff_mode:
-    description: Shows the environments' packages, and C(current), before and after.
+    description: Shows the environments' packages and C(current), before and after, and what is pruned.
     support: full
 author: The pdstack contributors
 """
@@ -200,6 +207,7 @@ def main() -> None:
             "provided": {"type": "dict", "default": {}},
             "activate": {"type": "bool", "default": True},
             "keep": {"type": "int", "default": 2},
+            "caches": {"type": "path", "default": "/var/lib/pdstack/jit"},
             "wait": {"type": "float", "default": 120.0},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
@@ -264,6 +272,7 @@ def read(params):  # type: ignore[no-untyped-def]
         provided=codec.load(Dict[str, str], params["provided"], "provided"),
         activate=params["activate"],
         keep=params["keep"],
+        caches=params["caches"],
         carried=release.parse_interpreters(params["interpreters"]),
         wanted=params["state"] == "present",
         wait_s=params["wait"],

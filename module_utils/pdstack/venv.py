@@ -27,7 +27,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from . import codec, release, space, venv_build
+from . import codec, release, space, venv_build, venv_prune
+from .plan_types import JIT_DIR
 from .refusal import Refusal
 from .release import Drift, Manifest, Pin, ReleaseRefused, Wheelhouse
 from .runner import Completed, Runner
@@ -57,6 +58,7 @@ class Request:
     base: str = ""  # site-packages of the host's own Python that the engine sees behind its environment's
     provided: Dict[str, str] = field(default_factory=dict)  # package -> version that the base must have
     wait_s: float = 0.0  # for another installation on this host
+    caches: str = JIT_DIR  # folder of the engines' JIT caches, one for each release's name
 
     def pins(self, python: str) -> Dict[str, List[Pin]]:
         """Return the pins that this host needs, by environment. The release's id follows from all of them."""
@@ -93,6 +95,7 @@ class Observation:
     partial: List[str]  # folders that an interrupted run left
     carried: str = ""  # the archive of the interpreter, where the host has none of its own
     manifest: Optional[Manifest] = None
+    surplus: Sequence[Tuple[str, str]] = ()  # what to prune, in this order, with the reason
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def observe(request: Request, host: Host) -> Observation:
         partial=_partial(request.root),
         carried=carried,
         manifest=manifest,
+        surplus=venv_prune.surplus(request.root, request.caches, request.keep, _claim(request, identity), host.in_use),
     )
 
 
@@ -160,8 +164,9 @@ def plan(seen: Observation, request: Request) -> List[Step]:
     if not request.wanted:
         for identity in _ids_of(request.root, request.name):
             steps.append(Step("remove", identity, "the release is not wanted on this host"))
-        if os.path.isdir(seen.wheelhouse):
-            steps.append(Step("remove", seen.wheelhouse, "the release is not wanted on this host"))
+        for path in (seen.wheelhouse, os.path.join(request.caches, request.name)):
+            if os.path.isdir(path):
+                steps.append(Step("remove", path, "the release is not wanted on this host"))
         return steps
     if seen.carried and not os.path.exists(seen.interpreter):
         steps.append(Step("unpack", seen.carried, f"this host has no Python that {request.name} is locked for"))
@@ -175,7 +180,7 @@ def plan(seen: Observation, request: Request) -> List[Step]:
         steps.append(Step("repair", seen.id, shown or "an environment has no interpreter"))
     if request.activate and seen.current != seen.id:
         steps.append(Step("activate", seen.id, f"current is {seen.current}" if seen.current else "nothing is active"))
-    return steps
+    return steps + [Step("prune", subject, why) for subject, why in seen.surplus]
 
 
 def diff(seen: Observation, request: Request) -> Tuple[str, str]:
@@ -193,6 +198,8 @@ def diff(seen: Observation, request: Request) -> Tuple[str, str]:
     if request.wanted and request.activate:
         before.append(f"current -> {seen.current or 'nothing'}")
         after.append(f"current -> {seen.id}")
+    if request.wanted:
+        before += [f"{subject} ({why})" for subject, why in seen.surplus]
     return "".join(f"{line}\n" for line in before), "".join(f"{line}\n" for line in after)
 
 
@@ -246,8 +253,9 @@ def apply(request: Request, host: Host) -> List[Step]:
                 _build(request, seen, check(seen, request, host), host)
             elif step.action == "activate":
                 activate(request.root, seen.id)
-        if any(step.action in ("build", "activate") for step in steps):
-            steps += _prune(request, seen, host)
+            elif step.action == "prune":
+                venv_prune.remove(request.root, step.subject)
+        venv_prune.drop_interpreters(request.root)
         return steps
 
 
@@ -434,46 +442,12 @@ def _build(request: Request, seen: Observation, wheelhouse: Wheelhouse, host: Ho
     venv_build.place(staging, seen.path)
 
 
-def _prune(request: Request, seen: Observation, host: Host) -> List[Step]:
-    """Remove releases beyond ``keep``, oldest first, but none that is linked or that a process uses."""
-    folder = os.path.join(request.root, "releases")
-    built = []
-    for name in os.listdir(folder):
-        manifest = release.read_manifest(os.path.join(folder, name))
-        if manifest is not None:
-            built.append((manifest.built, name, f"{manifest.release}-py{manifest.python.replace('.', '')}"))
-    built.sort(reverse=True)
-    if len(built) <= max(1, request.keep):
-        return []
-    spared = {seen.id, linked(request.root, "current"), linked(request.root, "previous"), *host.in_use(folder)}
-    removed = [entry for entry in built[max(1, request.keep) :] if entry[1] not in spared]
-    left = {entry[2] for entry in built if entry not in removed}
-    steps = []
-    for _built, name, house in removed:
-        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-        if house not in left:
-            shutil.rmtree(os.path.join(request.root, "wheelhouse", house), ignore_errors=True)
-        steps.append(Step("prune", name, f"{request.keep} releases are kept and nothing uses it"))
-    _drop_interpreters(request.root)
-    return steps
-
-
-def _drop_interpreters(root: str) -> None:
-    """Remove carried interpreters that no installed release links to."""
-    manifests = [release.read_manifest(path) for path in _folders(os.path.join(root, "releases"))]
-    used = {manifest.interpreter for manifest in manifests if manifest}
-    for path in _folders(os.path.join(root, "python")):
-        if not any(interpreter.startswith(path + "/") for interpreter in used):
-            shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):  # not there, or one is in it
-        os.rmdir(os.path.join(root, "python"))
-
-
-def _folders(parent: str) -> List[str]:
-    try:
-        return [os.path.join(parent, name) for name in os.listdir(parent)]
-    except OSError:
-        return []
+def _claim(request: Request, identity: str) -> venv_prune.Claim:
+    """What this run leaves linked, so that nothing of it is pruned."""
+    current = linked(request.root, "current")
+    switching = request.activate and bool(current) and current != identity
+    previous = current if switching else linked(request.root, "previous")
+    return venv_prune.Claim(request.name, identity, {identity, current, previous})
 
 
 def _remove(steps: List[Step], request: Request) -> None:
@@ -484,7 +458,7 @@ def _remove(steps: List[Step], request: Request) -> None:
     for step in steps:
         path = step.subject if os.path.isabs(step.subject) else os.path.join(request.root, "releases", step.subject)
         shutil.rmtree(path, ignore_errors=True)
-    _drop_interpreters(request.root)
+    venv_prune.drop_interpreters(request.root)
     for name in ("releases", "wheelhouse"):
         with contextlib.suppress(OSError):  # not there, or another release is in it
             os.rmdir(os.path.join(request.root, name))

@@ -47,6 +47,10 @@ class Fake:
     pins: dict
     imports: dict
 
+    @property
+    def caches(self):
+        return self.root.parent / "jit"
+
     def request(self, **changes):
         values = {
             "name": "fake",
@@ -54,6 +58,7 @@ class Fake:
             "imports": self.imports,
             "root": str(self.root),
             "wheelhouse": str(self.wheelhouse),
+            "caches": str(self.caches),
         }
         return venv.Request(**{**values, **changes})
 
