@@ -7,8 +7,11 @@ rule for racily clean entries, https://git-scm.com/docs/racy-git.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import mmap
 import os
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional
@@ -99,11 +102,19 @@ class Digests:
 
 
 def hash_prefix(fd: int, length: int, digests: Digests) -> int:
-    """Feed at most ``length`` bytes from the start of ``fd`` to ``digests``; return how many there were."""
-    buffer = memoryview(bytearray(CHUNK))
+    """Feed at most ``length`` bytes from the start of ``fd`` to ``digests``; return how many there were.
+
+    Buffer, offset and length of each read are what a descriptor with O_DIRECT wants.
+    """
+    buffer = memoryview(mmap.mmap(-1, CHUNK))
     done = 0
     while done < length:
-        got = os.preadv(fd, [buffer[: min(CHUNK, length - done)]], done)
+        try:
+            got = min(os.preadv(fd, [buffer], done), length - done)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _past_cache(fd, False):
+                raise
+            continue
         if not got:
             break
         digests.update(buffer[:got])
@@ -111,10 +122,24 @@ def hash_prefix(fd: int, length: int, digests: Digests) -> int:
     return done
 
 
+def _past_cache(fd: int, wanted: bool) -> bool:
+    """Have ``fd`` read past the page cache or not; True where that is a change and the filesystem can do it."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    changed = flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT
+    if changed == flags:
+        return False
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, changed)
+    except OSError:
+        return False
+    return True
+
+
 def verify_file(path: str, want: RepoFile, now: float) -> Optional[Entry]:
     """Hash ``path`` and return its entry, None unless it is a regular file of exactly those bytes.
 
-    The stat is taken before and after: a file that changes under the hash is not verified.
+    The bytes come from the disk: the page cache would hide what has rotted below it, and would lose what a running
+    engine has there. The stat is taken before and after: a file that changes under the hash is not verified.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -125,6 +150,7 @@ def verify_file(path: str, want: RepoFile, now: float) -> Optional[Entry]:
         if before.st_size != want.size:
             return None
         digests = Digests(want)
+        _past_cache(fd, True)
         try:
             done = hash_prefix(fd, want.size, digests)
         except OSError:  # an unreadable sector is what we look for

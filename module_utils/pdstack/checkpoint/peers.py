@@ -79,7 +79,11 @@ class PeerSource:
 
     def open(self, file: RepoFile, offset: int) -> Stream:
         path = f"/file/{file.key}"
-        return ranged(self.transport, self.base + path, self._headers(path), file, offset)
+        try:
+            return ranged(self.transport, self.base + path, self._headers(path), file, offset)
+        except SourceError as error:
+            # A peer does not say how long this host is to wait, as a hub may.
+            raise SourceError(error.kind, str(error)) from None
 
     def status(self, version: int) -> Any:
         """Return the peer's status document once it differs from ``version``. Raises SourceError."""

@@ -83,6 +83,7 @@ class Reconciler:
             plan = self._observe(selected, self._rehash())
             whole = not plan.strays and all(step.action == plans.KEEP for step in plan.steps)
             if whole and not repairs.is_open(self.store):
+                self._refuse(sanity.unexpected(self.store.final, self._expectations()))
                 return self._finish(selected, plan, started)
         return None
 
@@ -203,7 +204,8 @@ class Reconciler:
         if not files:
             return {}
         self._progress.enter("hashing", len(files), sum(file.size for file in files))
-        with ThreadPoolExecutor(min(self._request.workers, len(files), 4 * (os.cpu_count() or 1))) as pool:
+        # Some wait for the disk while others hash, so more than the cores where these are few.
+        with ThreadPoolExecutor(min(len(files), max(self._request.workers, os.cpu_count() or 1))) as pool:
             found = list(pool.map(one, files))
         return {file.path: entry for file, entry in zip(files, found) if entry is not None}
 
@@ -237,10 +239,10 @@ class Reconciler:
         found = self._manifest()
         known = {} if found is None else found.files
         keep = {step.file.path: known[step.file.path] for step in plan.of(plans.KEEP)}
-        current = save_manifest(self.store.work, base, Manifest(listing, keep))
+        if found is None:
+            save_manifest(self.store.work, base, Manifest(listing))  # from here on it can be retired
         hashed = self._hash(base, [step.file for step in plan.of(plans.HASH)])
-        if hashed:
-            current = save_manifest(self.store.work, base, Manifest(listing, {**keep, **hashed}))
+        current = save_manifest(self.store.work, base, Manifest(listing, {**keep, **hashed}))
         self._result.verified = sorted(hashed)
         bad = [step.file for step in plan.of(plans.FETCH)]
         bad += [step.file for step in plan.of(plans.HASH) if step.file.path not in hashed]
@@ -256,14 +258,7 @@ class Reconciler:
         self._fetch(base, listing, todo, entries)
         self._progress.enter("checking")
         save_manifest(self.store.work, base, Manifest(listing, entries))
-        problems = sanity.check(base, self._expectations())
-        if problems:
-            raise CheckpointError(
-                "not-sane",
-                f"{self._request.repo}@{self._request.commit[:12]}: " + "; ".join(problems[:10]),
-                "one whole checkpoint",
-                "the bytes are those of the listing: choose another revision, or correct include, exclude, expect",
-            )
+        self._refuse(sanity.check(base, self._expectations()))
         if not published:
             self._publish()
         repairs.end(store, self._world.clock.time())
@@ -450,6 +445,16 @@ class Reconciler:
                 yield
         except OSError as error:
             raise disk_error(error) from None
+
+    def _refuse(self, problems: List[str]) -> None:
+        """Raise CheckpointError where there are problems of whole bytes."""
+        if problems:
+            raise CheckpointError(
+                "not-sane",
+                f"{self._request.repo}@{self._request.commit[:12]}: " + "; ".join(problems[:10]),
+                "one whole checkpoint",
+                "the bytes are those of the listing: choose another revision, or correct include, exclude, expect",
+            )
 
     def _expectations(self) -> sanity.Expectations:
         return sanity.Expectations(self._request.shards, self._request.expert_dtype)

@@ -87,13 +87,14 @@ def _tensors(header: Any, room: int) -> Tuple[Dict[str, str], int]:
 
 def check(directory: str, expect: Expectations) -> List[str]:
     """Return what is wrong with the checkpoint in ``directory``, an empty list where nothing is."""
-    names = sorted(name for name in os.listdir(directory) if name.endswith(".safetensors"))
+    names = _shard_names(directory)
     config, problems = _json(directory, "config.json")
+    problems += _unexpected(names, config, expect)
     index: Any = None
     if os.path.exists(os.path.join(directory, INDEX)):
         index, more = _json(directory, INDEX)
         problems += more
-    problems += _shards(directory, names, index, config, expect)
+    problems += _shards(directory, names, index, config)
     if not any(os.path.exists(os.path.join(directory, name)) for name in TOKENIZERS):
         problems.append(f"no tokenizer (any of {', '.join(TOKENIZERS)})")
     for name in sorted(os.listdir(directory)):
@@ -101,6 +102,28 @@ def check(directory: str, expect: Expectations) -> List[str]:
         if not name.endswith(".safetensors") and os.path.isfile(path) and _is_pointer(path):
             problems.append(f"{name}: a git-lfs pointer, not the file")
     return problems
+
+
+def unexpected(directory: str, expect: Expectations) -> List[str]:
+    """Return what is not as expected. It reads no shard: ``check`` has shown that these are as config.json says."""
+    if expect == Expectations():
+        return []
+    config, problems = _json(directory, "config.json")
+    return problems + _unexpected(_shard_names(directory), config, expect)
+
+
+def _unexpected(names: List[str], config: Any, expect: Expectations) -> List[str]:
+    problems: List[str] = []
+    if expect.shards is not None and len(names) != expect.shards:
+        problems.append(f"{len(names)} shards, expected {expect.shards}")
+    said = config.get("expert_dtype")
+    if expect.expert_dtype is not None and said != expect.expert_dtype:
+        problems.append(f"config.json says expert_dtype {said!r}, expected {expect.expert_dtype!r}")
+    return problems
+
+
+def _shard_names(directory: str) -> List[str]:
+    return sorted(name for name in os.listdir(directory) if name.endswith(".safetensors"))
 
 
 def _json(directory: str, name: str) -> Tuple[Any, List[str]]:
@@ -119,7 +142,7 @@ def _is_pointer(path: str) -> bool:
         return stream.read(len(LFS_POINTER)) == LFS_POINTER
 
 
-def _shards(directory: str, names: List[str], index: Any, config: Any, expect: Expectations) -> List[str]:
+def _shards(directory: str, names: List[str], index: Any, config: Any) -> List[str]:
     problems: List[str] = []
     where: Dict[str, str] = {}
     dtypes: Dict[str, str] = {}
@@ -140,14 +163,12 @@ def _shards(directory: str, names: List[str], index: Any, config: Any, expect: E
         problems.append("no *.safetensors file")
     if index is not None:
         problems += _index(index, names, where, total, bool(problems))
-    if expect.shards is not None and len(names) != expect.shards:
-        problems.append(f"{len(names)} shards, expected {expect.shards}")
     numbers = [match for match in map(_NUMBERED.search, names) if match]
     if numbers:
         counts = {int(match.group(2)) for match in numbers}
         if counts != {len(numbers)} or {int(m.group(1)) for m in numbers} != set(range(1, len(numbers) + 1)):
             problems.append(f"shard numbers are incomplete: {len(numbers)} of {max(counts)}")
-    return problems + _experts(dtypes, config, expect)
+    return problems + _experts(dtypes, config)
 
 
 def _index(index: Any, names: List[str], where: Dict[str, str], total: int, broken: bool) -> List[str]:
@@ -176,11 +197,9 @@ def _index(index: Any, names: List[str], where: Dict[str, str], total: int, brok
     return problems
 
 
-def _experts(dtypes: Dict[str, str], config: Any, expect: Expectations) -> List[str]:
+def _experts(dtypes: Dict[str, str], config: Any) -> List[str]:
     problems: List[str] = []
     said = config.get("expert_dtype")
-    if expect.expert_dtype is not None and said != expect.expert_dtype:
-        problems.append(f"config.json says expert_dtype {said!r}, expected {expect.expert_dtype!r}")
     found: Set[str] = {dtype for name, dtype in dtypes.items() if EXPERT.search(name)}
     if said in EXPERT_DTYPES and not found <= EXPERT_DTYPES[said]:
         problems.append(f"config.json says expert_dtype {said!r}, the experts are stored as {', '.join(sorted(found))}")

@@ -122,9 +122,7 @@ class HttpSource:
         return ranged(self.transport, self._url(file.path), self.headers, file, offset)
 
     def _url(self, path: str) -> str:
-        parts = urllib.parse.urlsplit(self.base)
-        joined = parts.path.rstrip("/") + "/" + urllib.parse.quote(path)
-        return urllib.parse.urlunsplit((parts.scheme, parts.netloc, joined, parts.query, ""))
+        return f"{self.base.rstrip('/')}/{urllib.parse.quote(path)}"
 
 
 @dataclass

@@ -8,6 +8,7 @@ import pathlib
 
 import pytest
 from hub.damage import empty, flip, grow, replace_by_folder, replace_by_link, truncate
+from pdstack.checkpoint import manifest
 from pdstack.checkpoint.errors import CheckpointError
 
 NAME = "model-00002-of-00004.safetensors"
@@ -167,6 +168,18 @@ def test_status_never_fails(site):
     assert site.reconciler().status().problems == []
     truncate(site.folder / NAME)
     assert site.reconciler().status().problems == [f"{NAME}: 65839 of 65840 bytes"]
+
+
+def test_a_kill_while_everything_is_hashed_forgets_nothing(site, monkeypatch):
+    """What was proven before stays proven: the next run does not hash 146 GB again."""
+    site.present()
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "verify_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            site.present(verify="full")
+
+    assert site.present().verified == []
+    assert site.present(verify="full").verified == site.toy.paths()
 
 
 def test_sample_hashes_some(site):

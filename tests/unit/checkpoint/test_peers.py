@@ -200,6 +200,13 @@ class Liar(ThreadingHTTPServer):
                 pass
 
             def do_GET(self) -> None:
+                if self.path.startswith("/file/") and mode == "is busy":
+                    liar.asked += 1
+                    self.send_response(503)
+                    self.send_header("Retry-After", "300")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
                 if self.path.startswith("/status/"):
                     body = json.dumps({"have": sorted(digests), "flying": [], "done": False, "version": 1}).encode()
                     if mode == "nonsense":
@@ -224,7 +231,7 @@ class Liar(ThreadingHTTPServer):
         super().__init__((fleet.addresses[number], fleet.port), Handler)
 
 
-BAD = ("lies", "lies, saying that it cannot know", "dies", "nonsense")
+BAD = ("lies", "lies, saying that it cannot know", "dies", "is busy", "nonsense")
 
 
 @pytest.mark.parametrize(("mode", "seeds"), [*((mode, ()) for mode in BAD), (BAD[1], (2,)), (BAD[2], (2,))])

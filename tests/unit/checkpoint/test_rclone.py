@@ -29,7 +29,7 @@ def remotes(site, tmp_path):
         f"secret_access_key = {KEY}\nendpoint = {site.hub.url}\nforce_path_style = true\nregion = x\n\n"
         "[dead]\ntype = http\nurl = http://127.0.0.1:9/\n"
     )
-    site.rclone = {"rclone_config": str(config)}
+    site.rclone = {"rclone_config": str(config), "stall": 10.0}  # a busy machine takes its time to start rclone
     site.copy = copy
     return site
 
@@ -125,7 +125,7 @@ def test_a_hanging_rclone_is_left_after_the_stall(remotes, monkeypatch, tmp_path
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
 
     result = remotes.present(
-        sources=["rclone:folder:", "hub"], stall=0.1, listing=remotes.toy.listing(), **remotes.rclone
+        sources=["rclone:folder:", "hub"], listing=remotes.toy.listing(), **{**remotes.rclone, "stall": 0.1}
     )
 
     assert list(result.bytes_by_source) == [f"hub {remotes.hub.url}"]

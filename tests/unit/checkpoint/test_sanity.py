@@ -105,6 +105,17 @@ def test_not_published_where_upstream_is_broken(site, tmp_path):
     assert not site.folder.exists()
 
 
+@pytest.mark.parametrize("wrong", [{"shards": 46}, {"expert_dtype": "fp8"}])
+def test_an_intact_one_that_is_not_as_expected_is_refused_too(site, wrong):
+    """The operator may expect something else than when it was placed."""
+    site.present(shards=4, expert_dtype="fp4")
+    assert not site.present(shards=4, expert_dtype="fp4").changed
+    for check in (False, True):
+        with pytest.raises(CheckpointError, match="expected") as caught:
+            site.reconciler(**wrong).present(check)
+        assert caught.value.code == "not-sane"
+
+
 def test_46_shards_with_real_headers_take_less_than_a_second(tmp_path):
     """70,656 tensors in 145 GB of holes, as many as DeepSeek-V4-Flash has; the bound is the issue's."""
     folder = tmp_path / "wide"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import random
+import subprocess
 
 import pytest
 from hub.damage import flip
 from pdstack.checkpoint import manifest, scrub
+from pdstack.checkpoint.listing import RepoFile
 from pdstack.checkpoint.store import load_manifest, save_manifest
 
 NAME = "model-00002-of-00004.safetensors"
@@ -57,3 +61,28 @@ def test_full_verification_moves_the_date(site, monkeypatch):
     scrub.run(site.reconciler().store, nights=1, now=site.clock.time)
 
     assert site.present().last_full_verify == "2001-09-10T01:46:40Z"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a filesystem of its own")
+def test_the_page_cache_does_not_hide_what_rots_on_the_disk(tmp_path):
+    """The bytes in memory stay right, those on the disk below do not: whoever reads the cache proves nothing."""
+    image, root = tmp_path / "image", tmp_path / "mounted"
+    root.mkdir()
+    with image.open("wb") as stream:
+        stream.truncate(8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, root], check=True)
+    try:
+        content = random.Random(0).randbytes((1 << 20) + 12345)
+        path = root / "file"
+        path.write_bytes(content)
+        subprocess.run(["sync", "-f", root], check=True)
+        want = RepoFile("file", len(content), sha256=hashlib.sha256(content).hexdigest())
+        assert manifest.verify_file(str(path), want, 0.0) is not None
+
+        flip(image, image.read_bytes().index(content[4096:8192]))
+
+        assert path.read_bytes() == content, "the cache forgot it, so this shows nothing"
+        assert manifest.verify_file(str(path), want, 0.0) is None
+    finally:
+        subprocess.run(["umount", root], check=True)
