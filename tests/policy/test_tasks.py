@@ -35,6 +35,8 @@ def task_problems(task, own_modules):
         yield f"{module} where a module would do, or without a reason in this test"
     if name in {"command", *FREE_FORM} and "changed_when" not in task.body:
         yield f"{module} without changed_when"
+    if name == "reboot" and (task.body.get("vars") or {}).get("ansible_ssh_retries") != 0:
+        yield "reboot without ansible_ssh_retries: 0: asked again after the cut, it fails on a host that goes down"
     for keyword, reason in FORBIDDEN_KEYWORDS.items():
         if task.body.get(keyword):
             yield f"{keyword}: {reason}"
@@ -126,6 +128,7 @@ def test_a_good_task_passes():
         ("- {name: Installing it, pd_files: {}}", "imperative"),
         ("- {name: The files, pd_files: {}}", "imperative"),
         ("- {name: Keep it., pd_files: {}}", "full stop"),
+        ("- {name: Reboot it, ansible.builtin.reboot: {}}", "ansible_ssh_retries"),
         ("- {block: [{name: Deep down, block: [{name: Copy it, copy: {}}]}]}", "copy is neither"),
         ("- {hosts: all, handlers: [{name: Copy it, copy: {}}]}", "copy is neither"),
     ],
