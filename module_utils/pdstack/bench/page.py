@@ -88,7 +88,7 @@ def page(
         _quality(main),
         _peer(agreement),
         _client(shown, names),
-        _reference(),
+        _reference(main),
         _made_by(main),
         "</main>",
         "<footer><p>tok/s are output tokens over the whole time of a measurement; TTFT is until the first token; TPOT "
@@ -214,8 +214,8 @@ def _reference_series(steps: Sequence[str], metric: str) -> List[Line]:
 
 def _plots(shown: Sequence[Result], names: Sequence[str]) -> str:
     steps = _sorted_steps([step for result in shown for step in stats.steps(result.runs)])
-    # Beside a simulated service the reference's hardware would only flatten the lines; its table is below.
-    beside = shown[0].kind == "GPU"
+    # Beside a simulated service, or another model, the reference's would only mislead; its table is below.
+    beside = shown[0].kind == "GPU" and _of_reference(shown[0])
     drawn = []
     for metric, title, unit, words in (
         ("output_tok_s", "Output tokens a second", "tok/s", "More is better."),
@@ -429,7 +429,12 @@ def _client(shown: Sequence[Result], names: Sequence[str]) -> str:
     )
 
 
-def _reference() -> str:
+def _of_reference(result: Result) -> bool:
+    """Return whether what was measured served the reference's model, by its name."""
+    return reference.MODEL.lower() in result.model.lower()
+
+
+def _reference(result: Result) -> str:
     def cell(value: Optional[float]) -> str:
         return "-" if value is None else number(value)
 
@@ -445,7 +450,8 @@ def _reference() -> str:
     ]
     return _plain_table(
         "The reference's table",
-        reference.CAPTION,
+        reference.CAPTION
+        + ("" if _of_reference(result) else f"; {result.model}, above, is another model: no comparison"),
         ("topology", "step", "tok/s", "TPOT ms", "TTFT ms"),
         rows,
     )

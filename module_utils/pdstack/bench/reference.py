@@ -31,4 +31,5 @@ ROWS: Sequence[Row] = (
     Row("final", "PD", 16, 280, 25.5),
     Row("final", "PD", 64, 385, 32, 5400),
 )
-CAPTION = "The reference: 8x RTX PRO 6000, DeepSeek-V4-Flash, 256 in / 128 out, 96 prompts, measured by hand"
+MODEL = "DeepSeek-V4-Flash"
+CAPTION = f"The reference: 8x RTX PRO 6000, {MODEL}, 256 in / 128 out, 96 prompts, measured by hand"

@@ -280,3 +280,14 @@ def test_steps_of_the_variable(project_root):
         (8, 1, "bench_serving"),
     ]
     assert module.steps({**settings, "rates": [0.5]})[0]["label"] == "0.5/s, repeat 1 of 2, pdstack"
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "drawn"),
+    [("deepseek-ai/DeepSeek-V4-Flash", "GPU", True), ("tiny", "GPU", False), ("DeepSeek-V4-Flash", "simulated", False)],
+)
+def test_the_reference_is_drawn_beside_its_own_model_on_gpus_only(model, kind, drawn):
+    text = page.page([result(model=model, kind=kind)])
+    assert ("reference PD" in text) is drawn
+    assert ("is another model: no comparison" in text) is (model == "tiny")
+    assert "The reference&#x27;s table" in text or "The reference's table" in text

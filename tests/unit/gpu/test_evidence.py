@@ -7,6 +7,8 @@ import pathlib
 import sys
 
 import pytest
+from pdstack import codec
+from unit.bench.made import result
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 
@@ -77,3 +79,18 @@ def test_the_page_has_a_row_for_each_topology_and_concurrency(evidence):
     }
     results = {"steps": {"pd": {"ok": True, "seconds": 1, "found": {"bench": {"runs": [item]}}}}}
     assert "| pd | 16 | 4321 | 1.50 | - | 95 of 96 |" in evidence.render(results)
+
+
+def test_the_benchmarks_of_the_topologies_stand_side_by_side_in_one_report(evidence, monkeypatch, tmp_path):
+    cards = {"a": [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}], "b": [{"name": "NVIDIA L4"}]}
+    assert evidence.machine_line(cards) == "a: 2 x NVIDIA H200; b: 1 x NVIDIA L4"
+    known = {"kind": "GPU", "machine": evidence.machine_line(cards)}
+    steps = {
+        mode: {"ok": True, "seconds": 1, "found": {"bench": {**codec.dump(result(label=mode)), **known}}}
+        for mode in ("pd", "replicas")
+    }
+    (tmp_path / "results.json").write_text(json.dumps({"schema": 1, "steps": steps}))
+    assert call(evidence, monkeypatch, tmp_path, "page") == 0
+    page = (tmp_path / "benchmark.html").read_text()
+    assert "2 x NVIDIA H200" in page
+    assert all(f"<td>{mode}" in page or f">{mode}<" in page for mode in steps)
