@@ -9,7 +9,7 @@ import stat as stats
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional
 
-from . import links
+from . import links, manifest as manifests
 from .listing import Listing
 from .manifest import MANIFEST_NAME
 from .store import Store, load_manifest, lstat, tree
@@ -37,9 +37,21 @@ def plan(store: Store) -> Retirement:
     if listing is not None:
         names = [file.key + suffix for file in listing.files for suffix in ("", ".link", ".twin")]
         files += [os.path.join(store.partials, name) for name in names]
+        files += _set_aside(store, listing)
     foreign = store.final if store.final not in places and lstat(store.final) is not None else None
     before = {} if listing is None else {file.path: file.key for file in listing.files}
     return Retirement(places, [path for path in files if lstat(path) is not None], before, foreign)
+
+
+def _set_aside(store: Store, listing: Listing) -> List[str]:
+    """Return what lies in quarantine and is a file of the listing all the same: one that was deselected."""
+    wanted = {file.path: file for file in listing.files}
+    found: List[str] = []
+    for path in tree(store.quarantine):
+        file, full = wanted.get(path.rpartition(".")[0]), os.path.join(store.quarantine, path)
+        if file is not None and manifests.verify_file(full, file, 0.0) is not None:
+            found.append(full)
+    return found
 
 
 def _listing(places: List[str]) -> Optional[Listing]:
@@ -75,14 +87,20 @@ def _remove(store: Store, base: str) -> List[str]:
         if twin is not None:
             links.follow(others, before, os.lstat(twin))
     os.unlink(os.path.join(base, MANIFEST_NAME))
+    _remove_folders(base)
+    return [os.path.join(base, path) for path in (tree(base) if os.path.isdir(base) else [])]
+
+
+def _remove_folders(base: str) -> None:
+    """Take away the folders below ``base``, and itself, that hold no file."""
     for folder, _, _ in os.walk(base, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
-    return [os.path.join(base, path) for path in (tree(base) if os.path.isdir(base) else [])]
 
 
 def _remove_empty(store: Store) -> None:
     """Take away our empty work folders, and the lock where nothing is left to protect."""
+    _remove_folders(store.quarantine)
     shutil.rmtree(store.scratch, ignore_errors=True)  # of a run that was killed
     for name in ("staging", "partial", "status", "scrub", "repairs", "quarantine"):
         with contextlib.suppress(OSError):

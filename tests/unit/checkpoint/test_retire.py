@@ -28,6 +28,18 @@ def test_leaves_files_of_others_and_names_them(site):
     assert "notes.txt is not ours" in result.problems[0]
 
 
+def test_removes_what_was_placed_and_then_deselected(site):
+    """It lies in quarantine, beside what never was ours."""
+    site.present()
+    (site.folder / "inference/mine.txt").write_text("mine")
+    assert site.present(exclude=["inference/*"]).quarantined == ["inference/README.md", "inference/mine.txt"]
+
+    site.reconciler().absent()
+
+    (left,) = [path for path in site.root.rglob("*") if path.is_file() and path.name not in ("lock", "clock")]
+    assert left.read_text() == "mine"
+
+
 def test_leaves_a_folder_that_it_did_not_place(site):
     site.folder.mkdir(parents=True)
     (site.folder / "config.json").write_text("{}")
