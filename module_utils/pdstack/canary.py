@@ -120,10 +120,8 @@ class World:
         return time.monotonic()
 
     def deploying(self) -> bool:
-        try:
-            return time.time() - os.stat(LOCK).st_mtime < LOCK_S
-        except OSError:
-            return False
+        lock = _read(LOCK)
+        return bool(lock) and self.monotonic() - float(lock.get("monotonic", 0.0)) < LOCK_S
 
 
 def look(watched: Watched, model: str, limits: Limits, world: World) -> Finding:

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Iterator, Optional
 
 from . import codec
@@ -28,7 +28,10 @@ class Owner:
     pid: int
     started: int  # of the process, in clock ticks since boot: process ids come again
     what: str  # playbook and inventory, for people
-    since: float = 0.0  # seconds since the epoch, by the host's clock
+    since: float = 0.0  # seconds since the epoch, by the host's clock, for people
+    monotonic: float = field(
+        default=0.0, compare=False
+    )  # the same moment by the host's CLOCK_MONOTONIC, for the canary
 
     def same_run(self, other: Owner) -> bool:
         return (self.place, self.pid, self.started) == (other.place, other.pid, other.started)
@@ -53,7 +56,7 @@ def take(path: str, me: Owner, now: float, instead_of: Optional[Owner] = None) -
             return Outcome(False, holder, now)
         draft = f"{path}.{os.getpid()}"
         with open(draft, "w", encoding="utf-8") as stream:
-            json.dump({**codec.dump(me), "since": now}, stream)
+            json.dump({**codec.dump(me), "since": now, "monotonic": time.monotonic()}, stream)
         os.replace(draft, path)
         return Outcome(True, holder, now)
 

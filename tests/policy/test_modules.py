@@ -265,3 +265,31 @@ def test_unportable_code_fails(source, expected):
 )
 def test_documentation_that_differs_from_the_code_fails(spec, documented, expected):
     assert expected in list(interface_problems(spec, documented))
+
+
+# Where the wall clock is read, and why that is no duration: a step of it (NTP after boot) must change no waiting.
+WALL_CLOCK = {
+    "library/pd_fabric_info.py": "when a host was looked at, for people",
+    "library/pd_lock.py": "since when a run holds a host, for people",
+    "library/pd_units.py": "compares times of files, which are of that clock, with starts of processes",
+    "module_utils/pdstack/bench/session.py": "when a measurement began, for people",
+    "module_utils/pdstack/checkpoint/agent.py": "when a job ended, for its outcome",
+    "module_utils/pdstack/checkpoint/xet.py": "a token says until when it is good by that clock",
+    "module_utils/pdstack/probe_cli.py": "when a host was looked at, for people",
+    "module_utils/pdstack/checkpoint/transport.py": "Retry-After may be a date of that clock",
+}
+
+
+def wall_clock_reads(source):
+    """Count the places that read the wall clock: time.time(), time.time_ns(), datetime.now() and their kin."""
+    names = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now", "date.today"}
+    return sum(ast.unparse(node) in names for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+
+
+def test_the_reader_of_clocks_finds_them():
+    assert wall_clock_reads("import time\nend = time.time() + 5\nwhile time.monotonic() < end: f(time.time)") == 2
+
+
+def test_durations_do_not_come_from_the_wall_clock():
+    found = {tree.relative(path) for path in TARGET_CODE if wall_clock_reads(path.read_text())}
+    assert found == set(WALL_CLOCK)

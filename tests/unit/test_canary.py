@@ -8,12 +8,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pdstack import canary, service
+from pdstack import canary, runlock, service
 from pdstack.completion import Endpoint, Outcome
 
 PREFILL = Endpoint("prefill-0", "http://a:1", set="pair-0", bootstrap_host="a", bootstrap_port=8998)
@@ -321,3 +322,16 @@ def test_as_a_host_runs_it(tmp_path: Path, servers: dict[str, Any]) -> None:
         "kill --signal=KILL --kill-whom=all pd-prefill@0.service",
         "kill --signal=KILL --kill-whom=all pd-decode@0.service",
     ]
+
+
+def test_a_deployment_runs_while_its_lock_is_young_by_the_clock_that_no_one_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "deploy.lock"
+    monkeypatch.setattr(canary, "LOCK", str(lock))
+    world = canary.World()
+    assert not world.deploying()
+    assert runlock.take(str(lock), runlock.Owner("alice@ctl1", "kernel-1", 100, 5000, "mine"), now=0.0).held
+    assert world.deploying(), "the wall clock of the lock (1970) says nothing"
+    world.monotonic = lambda: time.monotonic() + canary.LOCK_S + 1  # type: ignore[method-assign]
+    assert not world.deploying()

@@ -53,7 +53,7 @@ def test_the_reference_deployment() -> None:
     (router,) = made.routers
     assert router.ports == {"http": 8000, "metrics": 29001}
     assert router.workers["prefill"] == [plan.Worker("http://192.0.2.1:30000", 8998)]
-    assert router.args["health-check-interval-secs"] == 10
+    assert router.args["health-check-interval-secs"] == 5
     assert router.args["prometheus-host"] == "192.0.2.1"
 
 
