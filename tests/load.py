@@ -1,6 +1,7 @@
 """A small load client: threads that send completions one after the other and keep what came of each.
 
-Standard library only. Every request has a bound of its own, so that a client never waits for ever.
+Standard library only. Every request has a bound of its own, so that a client never waits for ever. Answers are greedy,
+so that each prompt has one: what comes under a fault is compared with what came before it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Record:
     status: int
     detail: str
     streamed: bool
+    wrong: bool = False  # other tokens than the same prompt gave before
 
     @property
     def seconds(self) -> float:
@@ -40,8 +42,10 @@ class Load:
     timeout_s: float = 120.0
     model: str = "tiny"
     pause_s: float = 0.05
+    refused_pause_s: float = 0.25  # after a failure, as a client waits that does not want to make it worse
     key: str = ""
     records: list[Record] = field(default_factory=list)
+    answers: dict[str, str] = field(default_factory=dict)  # the first whole answer to each prompt
 
     def __enter__(self) -> Load:
         self._stop = threading.Event()
@@ -59,9 +63,10 @@ class Load:
         count = 0
         while not self._stop.is_set():
             count += 1
-            prompt = f"client {number} request {count}: the quick brown fox jumps"
-            self.records.append(self.one(prompt, streamed=number % 2 == 1))
-            self._stop.wait(self.pause_s)
+            prompt = f"client {number} request {count % 8}: the quick brown fox jumps"
+            record = self.one(prompt, streamed=number % 2 == 1)
+            self.records.append(record)
+            self._stop.wait(self.pause_s if record.ok else self.refused_pause_s)
 
     def one(self, prompt: str, streamed: bool = False, tokens: int | None = None) -> Record:
         """Send one completion and read its answer to the end."""
@@ -70,6 +75,7 @@ class Load:
         begin = time.monotonic()
         status = 0
         connection = http.client.HTTPConnection(self.address, self.port, timeout=self.timeout_s)
+        text = ""
         try:
             headers = {"Content-Type": "application/json"}
             if self.key:
@@ -77,13 +83,24 @@ class Load:
             connection.request("POST", "/v1/completions", json.dumps({**body, "stream": streamed}), headers)
             answer = connection.getresponse()
             status = answer.status
-            text = answer.read().decode(errors="replace")
+            while chunk := answer.read1():
+                text += chunk.decode(errors="replace")
+            problem = _problem(status, text, streamed, tokens)
         except (OSError, http.client.HTTPException) as error:
-            return Record(begin, time.monotonic(), False, status, f"{type(error).__name__}: {error}", streamed)
+            problem = f"{type(error).__name__}: {error}"
         finally:
             connection.close()
-        problem = _problem(status, text, streamed, tokens)
-        return Record(begin, time.monotonic(), not problem, status, problem, streamed)
+        wrong = self._differs(f"{tokens} {prompt}", _text(text, streamed) if status == 200 else "", whole=not problem)
+        return Record(
+            begin, time.monotonic(), not problem and not wrong, status, problem or wrong, streamed, bool(wrong)
+        )
+
+    def _differs(self, asked: str, got: str, whole: bool) -> str:
+        """Say how an answer, or the begin of one that was cut, differs from the first whole one; "" for not."""
+        known = self.answers.setdefault(asked, got) if whole else self.answers.get(asked, got)
+        if known == got or (not whole and known.startswith(got)):
+            return ""
+        return f"another answer than before: {got[:80]!r}, not {known[:80]!r}"
 
 
 def _problem(status: int, text: str, streamed: bool, tokens: int) -> str:
@@ -104,6 +121,18 @@ def _problem(status: int, text: str, streamed: bool, tokens: int) -> str:
     return ""
 
 
+def _text(answer: str, streamed: bool) -> str:
+    """Return the words of an answer, as far as it came."""
+    events = [line[5:] for line in answer.splitlines() if line.startswith("data:")] if streamed else [answer]
+    words = ""
+    for event in events:
+        try:
+            words += "".join(choice["text"] for choice in json.loads(event)["choices"])
+        except (ValueError, KeyError, TypeError):
+            continue  # [DONE], an error, a line that was cut
+    return words
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the clients saw of a time in which something was broken."""
@@ -113,6 +142,7 @@ class Outcome:
     longest_s: float  # of all requests, whole or not
     outage_s: float  # from the first failure's start to the end of the last failure, 0 without one
     statuses: dict[str, int]
+    wrong: int  # answers, or begins of answers, with other tokens than before
 
     def words(self) -> str:
         seen = ", ".join(f"{count}x {name}" for name, count in sorted(self.statuses.items()))
@@ -126,7 +156,8 @@ def summary(records: list[Record], since: float = 0.0) -> Outcome:
     kinds: dict[str, int] = {}
     for record in bad:
         kind = str(record.status or record.detail.partition(":")[0])
-        kind = "cut stream" if record.status == 200 else kind
+        kind = ("cut stream" if record.streamed else "cut answer") if record.status == 200 else kind
+        kind = "wrong answer" if record.wrong else kind
         kinds[kind] = kinds.get(kind, 0) + 1
     return Outcome(
         len(seen),
@@ -134,13 +165,8 @@ def summary(records: list[Record], since: float = 0.0) -> Outcome:
         max((record.seconds for record in seen), default=0.0),
         max(record.end for record in bad) - min(record.begin for record in bad) if bad else 0.0,
         kinds,
+        sum(record.wrong for record in seen),
     )
-
-
-def served(records: list[Record], since: float) -> float | None:
-    """Return when the first request that began after ``since`` was answered whole, None for never."""
-    ends = [record.end for record in records if record.ok and record.begin >= since]
-    return min(ends, default=None)
 
 
 def main(argv: list[str]) -> Any:
