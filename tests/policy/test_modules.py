@@ -272,6 +272,7 @@ WALL_CLOCK = {
     "library/pd_fabric_info.py": "when a host was looked at, for people",
     "library/pd_lock.py": "since when a run holds a host, for people",
     "library/pd_units.py": "compares times of files, which are of that clock, with starts of processes",
+    "library/pd_venv.py": "since when somebody else installs, for people",
     "module_utils/pdstack/bench/session.py": "when a measurement began, for people",
     "module_utils/pdstack/checkpoint/agent.py": "when a job ended, for its outcome",
     "module_utils/pdstack/checkpoint/xet.py": "a token says until when it is good by that clock",
