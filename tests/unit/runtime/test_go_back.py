@@ -1,0 +1,120 @@
+"""playbooks/tasks/attempt.yml and go_back.yml on two hosts: who goes back, what is restarted. The phases are stubs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PHASES = ("runtime", "checkpoint", "serve", "verify")
+FORMER = {"a": {"id": "old-aaa", "release": "old"}, "b": {"id": "old-bbb", "release": "old"}}
+RELEASE = """
+import json
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule(argument_spec={"activate": {"type": "str"}, "foreign": {"type": "dict"}})
+open(%r, "a").write("activate " + module.params["activate"] + "\\n")
+module.exit_json(changed=True)
+"""
+
+
+# The phases that fail do so once: the way back runs them again.
+PHASE = """
+- name: Run
+  ansible.builtin.lineinfile: {{path: {log}, line: "{phase} {{{{ inventory_hostname }}}}", create: true}}
+  throttle: 1
+- name: Break
+  ansible.builtin.fail: {{msg: it broke}}
+  when: [inventory_hostname in broken, phase == "{phase}", __pd_back is not defined]
+"""
+PLAN = """
+- name: Plan
+  ansible.builtin.set_fact: {pd_planned: {plan: {release: old}}}
+"""
+PLAY = """
+- name: Play
+  hosts: a:b
+  gather_facts: false
+  any_errors_fatal: true
+  vars: {pd_planned: {plan: {release: new}}}
+  tasks:
+    - name: Run the phase
+      ansible.builtin.include_tasks:
+        file: "tasks/{{ 'attempt' if ansible_play_hosts | pd_switched(hostvars) else 'run_' ~ phase }}.yml"
+      vars: {__pd_phase: "{{ phase }}"}
+"""
+
+
+def inventory(folder: pathlib.Path, **hosts: dict[str, object]) -> None:
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    told = {"all": {"hosts": {name: {**local, **known} for name, known in hosts.items()}}}
+    (folder / "hosts.json").write_text(json.dumps(told))
+
+
+@pytest.fixture
+def book(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A play as runtime.yml, checkpoint.yml, serve.yml and verify.yml have it, around the real tasks."""
+    tasks, library, log = tmp_path / "tasks", tmp_path / "library", tmp_path / "log"
+    tasks.mkdir()
+    library.mkdir()
+    for name in ("attempt", "go_back"):
+        (tasks / f"{name}.yml").symlink_to(ROOT / f"playbooks/tasks/{name}.yml")
+    for phase in PHASES:
+        (tasks / f"run_{phase}.yml").write_text(PHASE.format(log=log, phase=phase))
+    (tasks / "make_plan.yml").write_text(PLAN)
+    (library / "pd_release.py").write_text(RELEASE % str(log))
+    (tmp_path / "play.yml").write_text(PLAY)
+    inventory(tmp_path, **{name: {"sglang_runtime_switched": {"former": former}} for name, former in FORMER.items()})
+    return tmp_path
+
+
+def run(book: pathlib.Path, phase: str, broken: list[str]) -> tuple[int, str, list[str]]:
+    command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", book / "hosts.json", book / "play.yml"]
+    extra = {"phase": phase, "broken": broken}
+    env = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_LIBRARY": str(book / "library"),
+        "ANSIBLE_FILTER_PLUGINS": str(ROOT / "filter_plugins"),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_SSH_RETRIES": "0",
+    }
+    done = subprocess.run([*command, "-e", json.dumps(extra)], env=env, capture_output=True, text=True, check=False)
+    log = book / "log"
+    return done.returncode, " ".join(done.stdout.split()), log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.mark.parametrize("phase", ["runtime", "verify"])
+def test_where_one_host_fails_all_go_back_and_only_what_was_restarted_restarts(book: pathlib.Path, phase: str) -> None:
+    status, words, log = run(book, phase, ["b"])
+    assert status == 2, words
+    assert "What failed: b: it broke" in words
+    back = ["activate old-aaa", "activate old-bbb"]
+    again = (
+        [f"{name} {host}" for name in ("serve", "verify") for host in FORMER] if phase in ("serve", "verify") else []
+    )
+    tried = [f"{phase} a", f"{phase} b"]
+    assert sorted(set(log)) == sorted({*tried, *back, *again}), words
+    said = "it is proven" if again else "what runs there was not touched"
+    assert f"every host is on old again, and {said}" in words
+
+
+def test_with_a_host_gone_nobody_goes_back(book: pathlib.Path) -> None:
+    gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    hosts = {name: {"sglang_runtime_switched": {"former": former}} for name, former in FORMER.items()}
+    inventory(book, a=hosts["a"], b={**hosts["b"], **gone})
+    status, words, log = run(book, "runtime", [])
+    assert status != 0
+    assert "b cannot be reached, so that the hosts cannot go back together. They are all on new" in words
+    assert log == ["runtime a"], words
+
+
+def test_a_run_that_switched_not_every_host_stops_at_the_failure(book: pathlib.Path) -> None:
+    inventory(book, a={"sglang_runtime_switched": {"former": FORMER["a"]}}, b={})
+    status, words, log = run(book, "runtime", ["b"])
+    assert status == 2
+    assert not [line for line in log if "activate" in line], words
