@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import multiprocessing
 import os
 import socket
 from typing import Any
@@ -12,6 +13,15 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 display = Display()
+
+
+def run_pid() -> int:
+    """Return the process of ansible-playbook, whose child this one is, also when it has been killed a moment ago.
+
+    Then the kernel's answer would be process 1, which lives for ever, and so would its lock.
+    """
+    parent = multiprocessing.parent_process()
+    return parent.pid if parent is not None and parent.pid else os.getpid()
 
 
 class ActionModule(ActionBase):
@@ -24,7 +34,7 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         who = f"{getpass.getuser()}@{socket.gethostname()}"
         what = f"inventory {os.path.basename(str(variables.get('inventory_dir') or '')) or '?'}"
-        me = runlock.myself(os.getppid(), who, what)
+        me = runlock.myself(run_pid(), who, what)
         args = {**self._task.args, "owner": codec.dump(me)}
         found = self._lock(args, variables)
         holder = codec.load(runlock.Owner, found["holder"]) if found.get("holder") else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,3 +84,27 @@ def test_the_death_of_an_owner_is_seen_on_its_own_machine_alone() -> None:
         assert runlock.lives(replace(owner, place="elsewhere"), owner) is None
         process.kill()
     assert runlock.lives(owner, replace(owner, pid=1)) is False
+
+
+ORPHAN = """
+import importlib.util, multiprocessing, os, signal, sys, time
+spec = importlib.util.spec_from_file_location("pd_lock_action", sys.argv[1])
+plugin = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plugin)
+def work():
+    end = time.monotonic() + 10
+    while os.getppid() == parent and time.monotonic() < end:
+        time.sleep(0.01)
+    print(os.getppid() != parent, plugin.run_pid(), flush=True)
+parent = os.getpid()
+print(parent, flush=True)
+multiprocessing.get_context("fork").Process(target=work).start()
+os.kill(parent, signal.SIGKILL)
+"""
+
+
+def test_a_worker_whose_run_was_killed_does_not_take_the_lock_for_process_1(project_root: Path) -> None:
+    command = [sys.executable, "-c", ORPHAN, str(project_root / "action_plugins/pd_lock.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    parent, answer = done.stdout.splitlines()
+    assert answer == f"True {parent}"
