@@ -10,6 +10,7 @@ from .facts import HostFacts
 from .intent import Host, Intent
 from .placement import Cpus
 from .plan_types import JIT_DIR, MODELS_DIR, GpuRef, Instance, ModelRef, Router, Seat, SecurityRef, Why, Worker
+from .settings_router import Router as RouterSettings
 
 STARTUP_CHECK_S = 2
 CPU_BOOTSTRAP_TIMEOUT_S = 10
@@ -394,7 +395,11 @@ def _router(intent: Intent, host: Host, number: int, workers: Dict[str, List[Wor
             f"{wanted.attempts} attempts, 0.2 to 2 s apart: the second in which a restarted pair is exchanged costs no "
             "request",
         ),
-        Why("request-timeout-secs", f"no attempt lasts longer than {wanted.request_timeout_s} s"),
+        Why(
+            "request-timeout-secs",
+            f"no attempt lasts longer than {wanted.request_timeout_s} s, so no client waits longer than "
+            f"{_longest_wait_s(wanted)} s; a worker that hangs is out before the second attempt",
+        ),
         Why("worker-startup-check-interval", f"{STARTUP_CHECK_S} s: the router's own 30 s would lengthen each start"),
         Why("worker-startup-timeout-secs", "a worker that is later than this is added at run time"),
         Why(
@@ -420,6 +425,12 @@ def _router(intent: Intent, host: Host, number: int, workers: Dict[str, List[Wor
         argv=flags.command_line(args) + _worker_words(workers),
         why=why,
     )
+
+
+def _longest_wait_s(wanted: RouterSettings) -> int:
+    """Seconds after which a client has its answer or its error: all attempts to their limit, and the pauses between."""
+    pauses = sum(min(0.2 * 2.0**number, 2.0) for number in range(wanted.attempts - 1))
+    return wanted.attempts * wanted.request_timeout_s + round(pauses)
 
 
 def _worker_words(workers: Dict[str, List[Worker]]) -> List[str]:

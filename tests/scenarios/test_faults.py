@@ -35,6 +35,9 @@ REQUEST_TIMEOUT_S = 40
 # A hung worker leaves the router within 3 checks of 5 s, each 5 s after the last, so before an attempt ends; the other
 # four attempts then fail at once, 0.2 to 1.6 s apart.
 BOUND_S = REQUEST_TIMEOUT_S + 3 + 2
+# Where both sides look well to the router each attempt lasts until decode gives up waiting for its KV cache, in 30 s on
+# this profile.
+BOUND_OF_ALL_ATTEMPTS_S = 5 * 30 + 3 + 2
 GOAL_S = 15  # beyond the engine's own start
 # As by default, but for short times of an attempt and of the canary: a test of an hour shows no more.
 SETTINGS = {
@@ -86,6 +89,7 @@ def under_load(
     undo: Callable[[], Any] | None = None,
     held_s: float = 15,
     restarts: bool = True,
+    bound_s: float = BOUND_S,
 ) -> tuple[load.Outcome, Row]:
     """Break something under load; return what clients saw, and the row without its name.
 
@@ -121,7 +125,7 @@ def under_load(
         held_s=healed - begin if undo else None,
     )
     assert outcome.wrong == 0, [record for record in clients.records if record.wrong][:3]
-    assert outcome.longest_s <= BOUND_S, "a client waited past the bound"
+    assert outcome.longest_s <= bound_s, f"a client waited {outcome.longest_s:.1f} s, past the bound"
     return outcome, row
 
 
@@ -186,7 +190,7 @@ def test_decode_dies_in_the_middle_of_a_stream(system: Deployed) -> None:
     assert records[0].begin < begin, "the stream ended before the fault"
     row = Row(
         "decode killed in the middle of one stream of 600 tokens",
-        f"1 request, status 200, cut {records[0].end - begin:.1f} s after the kill: {records[0].detail}",
+        f"status 200, right as far as it came, its end without [DONE] {records[0].end - begin:.1f} s after the kill",
         int(records[0].wrong),
         records[0].seconds,
         served - begin,
@@ -231,6 +235,7 @@ def test_network_cut_between_prefill_and_decode(system: Deployed) -> None:
         lambda: system.on(DECODE, "nft delete table inet cut"),
         held_s=45,
         restarts=False,
+        bound_s=BOUND_OF_ALL_ATTEMPTS_S,
     )
     after = {host: system.started(host, UNITS[host]) for host in UNITS}
     again = [UNITS[host] for host in UNITS if after[host] != before[host]]

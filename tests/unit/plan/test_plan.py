@@ -55,6 +55,8 @@ def test_the_reference_deployment() -> None:
     assert router.workers["prefill"] == [plan.Worker("http://192.0.2.1:30000", 8998)]
     assert router.args["health-check-interval-secs"] == 5
     assert router.args["prometheus-host"] == "192.0.2.1"
+    limit = next(why for why in router.why if why.decision == "request-timeout-secs")
+    assert "no client waits longer than 3003 s" in limit.reason, "five attempts of 600 s, and 0.2 to 1.6 s between them"
 
 
 def test_the_newer_release_spells_it_otherwise() -> None:
