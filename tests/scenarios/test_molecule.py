@@ -14,7 +14,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SCENARIOS = sorted(path.parent.name for path in ROOT.glob("molecule/*/molecule.yml"))
 # Scenario -> the variable that asks for it: the machine has what it needs, or the time does not matter.
-NEEDS = {"gpu": "PDSTACK_GPU", "drift": "PDSTACK_LONG"}
+NEEDS = {"gpu": "PDSTACK_GPU", "drift": "PDSTACK_LONG", "measure": "PDSTACK_LONG"}
 FAILURE = re.compile(r"fatal: \[|FAILED!|^\W*E  +\S|ERROR")
 SHOWN = 40
 
