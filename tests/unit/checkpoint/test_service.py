@@ -43,8 +43,8 @@ class Systemd:
             if not link.is_symlink():
                 link.symlink_to("x")
         if argv[1] == "disable":
-            for link in (self.prefix / UNITS[1:]).glob(f"*.wants/{argv[-1]}"):
-                link.unlink()
+            for folder in (self.prefix / UNITS[1:]).glob("*.wants"):  # before 3.13 glob passes over dangling links
+                (folder / argv[-1]).unlink(missing_ok=True)
         return 0, ""
 
 
