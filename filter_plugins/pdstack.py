@@ -18,6 +18,7 @@ from ansible.module_utils.pdstack import (
     rollback,
     rolling,
     service,
+    warm_up,
 )
 
 
@@ -58,6 +59,11 @@ def nixl_pairs(plan: Mapping[str, Any], host: str, p2p: Mapping[str, Any]) -> Li
     return found
 
 
+def architectures_of(plan: Mapping[str, Any], host: str, document: Mapping[str, Any]) -> List[str]:
+    """Return the compute capabilities of the GPUs that serve on a host, each once; none in the cpu profile."""
+    return warm_up.architectures(plan, host, facts.merge([inventory.builtin(document)]))
+
+
 def way_back(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the release to go back to and its id on each host, from what pd_release has said of them."""
     states = {host: {key: hostvars[host]["pd_releases"][key] for key in ("current", "previous")} for host in hosts}
@@ -89,6 +95,7 @@ class FilterModule:
             "pd_firewall_ruleset": firewall.ruleset,
             "pd_firewall_wanted": firewall.wanted,
             "pd_addresses_of": addresses_of,
+            "pd_architectures_of": architectures_of,
             "pd_facts_of": facts_of,
             "pd_hardware": hardware,
             "pd_instances_of": service.instances_of,

@@ -26,6 +26,7 @@ KEEPERS = {
     "pd_checkpoint": "checkpoint",
     "pd_nixl_check": "transport",
     "pd_kernel_wheel": "kernels",
+    "pd_warm_up": "kernels",
     "pd_cuda_toolkit": "toolkit",
     "pd_repository_key": "key",
     "pd_credentials": "credentials",

@@ -77,6 +77,7 @@ class Spec:
     components: Dict[str, str] = field(default_factory=dict)  # package -> version that the documents speak of
     provided: Dict[str, str] = field(default_factory=dict)  # package -> version that the host's own Python has
     left_out: Dict[str, str] = field(default_factory=dict)  # package of the full lock -> why nothing has it
+    warm_up: Dict[str, List[str]] = field(default_factory=dict)  # compute capability -> generators of JIT modules
 
 
 @dataclass(frozen=True)
