@@ -12,7 +12,7 @@ BIN := .venv/bin
 PLAYBOOK := $(BIN)/ansible-playbook -i $(INVENTORY) $(ANSIBLE_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup deploy test check lint unit lab-up lab-down bench bench-rerun bench-probe bench-checkpoint docs kernels format lock wheelhouse clean
+.PHONY: help setup deploy test check lint unit lab-up lab-down bench bench-rerun bench-roles bench-probe bench-checkpoint docs kernels format lock wheelhouse clean
 .NOTPARALLEL:
 
 help: ## List the targets
@@ -51,7 +51,7 @@ lab-up: setup ## Boot the lab host
 lab-down: setup ## Take the lab host away, with all that it left on this machine
 	$(BIN)/ansible-playbook -i inventory/lab $(ANSIBLE_ARGS) playbooks/lab_down.yml
 
-bench: bench-rerun bench-probe bench-checkpoint ## Print every table that needs no GPU; deploy first
+bench: bench-rerun bench-roles bench-probe bench-checkpoint ## Print every table that needs no GPU; deploy first
 
 bench-probe: setup ## Time the probe on one host and on many (simulated)
 	$(BIN)/python tools/bench_probe
@@ -62,6 +62,9 @@ bench-checkpoint: setup ## Time fetching, verifying and sharing a checkpoint bes
 
 bench-rerun: setup ## Time a run that changes nothing beside as many no-op tasks
 	$(BIN)/python tools/bench-rerun --inventory $(INVENTORY)
+
+bench-roles: setup ## Time a deployment to INVENTORY by role: cold, warm or without a change, as the hosts are
+	ANSIBLE_CALLBACKS_ENABLED=ansible.posix.profile_roles $(PLAYBOOK) playbooks/deploy_pd.yml
 
 docs: setup ## Write the reference under docs/reference from the code
 	$(BIN)/python tools/reference
