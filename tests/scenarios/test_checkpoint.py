@@ -6,12 +6,10 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -20,10 +18,10 @@ from dataclasses import dataclass
 import pytest
 import yaml
 from hub import repository
+from own_lab import BIN, PLAYS, ROOT, OwnLab, changed
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-LAB = [sys.executable, ROOT / "tools/lab/lab"]
-LAB_ENVIRONMENT = {**os.environ, "LAB_ID": f"cp{os.getpid() % 100000}", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+LAB = OwnLab("cp")
+on = LAB.on
 NAME = "org--toy@" + "a" * 40
 MODELS = "/var/lib/pdstack/models"
 FOLDER = f"{MODELS}/{NAME}"
@@ -33,16 +31,6 @@ WORKERS = 4
 TOKEN = "hf_tokenThatNobodyMaySee"
 TRACES = "/etc /var/lib /usr/local /opt /root /home /tmp /run/systemd/system"
 pytestmark = pytest.mark.lab
-
-
-def lab(*words: str, data: bytes | None = None) -> str:
-    done = subprocess.run([*LAB, *words], env=LAB_ENVIRONMENT, input=data, capture_output=True, check=False)
-    assert done.returncode == 0, " ".join(words) + "\n" + done.stdout.decode() + done.stderr.decode()
-    return done.stdout.decode().strip()
-
-
-def on(host: str, command: str, data: bytes | None = None) -> str:
-    return lab("exec", host, "--", command, data=data)
 
 
 def files_of(host: str) -> set[str]:
@@ -66,41 +54,29 @@ class Place:
     def size(self) -> int:
         return sum(map(self.toy.size, self.toy.paths()))
 
-    def command(self, *options: str, **variables: object) -> list[object]:
-        given = {
+    def variables(self, **variables: object) -> dict[str, object]:
+        return {
             "checkpoint_endpoint": self.url,
             "checkpoint_token_file": "/etc/hub-token",
             "checkpoint_workers": WORKERS,
             "checkpoint_min_free": "1M",
             **variables,
         }
-        extra = [word for key, value in given.items() for word in ("-e", json.dumps({key: value}))]
-        book = ROOT / "tests/fixtures/host_plays/checkpoint.yml"
-        return [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", self.connection, book, *extra, *options]
 
     def play(self, *options: str, **variables: object) -> str:
-        command = self.command(*options, **variables)
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=LAB_ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        status, output = LAB.play(self.connection, PLAYS / "checkpoint.yml", *options, **self.variables(**variables))
+        assert status == 0, output
+        return output
 
     def would_restart(self, *names: str) -> list[str]:
         """Return which of these units, which read the checkpoint, pd_units would restart on host two."""
         units = [{"name": f"{name}.service", "checkpoint": FOLDER} for name in names]
-        command = [pathlib.Path(sys.executable).parent / "ansible", "-i", self.connection, "two", "-m", "pd_units"]
+        command = [BIN / "ansible", "-i", self.connection, "two", "-m", "pd_units"]
         command += ["-a", json.dumps({"units": units, "observe": True}), "-o"]
         done = subprocess.run(
             command,
             cwd=ROOT,
-            env=LAB_ENVIRONMENT,
+            env=LAB.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -139,7 +115,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.add(toy.folder, "toy")
         archive.add(ROOT / "tests/hub", "hub", filter=lambda item: None if "__pycache__" in item.name else item)
-    lab("up", "--inventory", str(connection), "one", "two")
+    LAB.up(connection, "one", "two")
     try:
         address = yaml.safe_load(connection.read_text())["all"]["hosts"]["one"]["ansible_host"]
         on("one", "tar -xC /", programs())
@@ -153,7 +129,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         wait_for(found.stats)
         yield found
     finally:
-        lab("down")
+        LAB.down()
 
 
 def wait_for(look, seconds: float = 60.0):
@@ -169,14 +145,10 @@ def wait_for(look, seconds: float = 60.0):
         time.sleep(0.2)
 
 
-def changed(output: str) -> dict[str, int]:
-    return {name: int(count) for name, count in re.findall(r"^(\w+) +: .*changed=(\d+)", output, re.MULTILINE)}
-
-
 def test_a_reboot_in_the_middle_and_a_token_that_nobody_sees(place, tmp_path):
     """Ansible's connection is lost, the unit goes on at boot where it was, and the token is found nowhere."""
     environment = {
-        **LAB_ENVIRONMENT,
+        **LAB.environment,
         "ANSIBLE_HOME": str(tmp_path / "home"),
         "ANSIBLE_LOCAL_TEMP": str(tmp_path / "temp"),
         "ANSIBLE_KEEP_REMOTE_FILES": "1",
@@ -184,7 +156,8 @@ def test_a_reboot_in_the_middle_and_a_token_that_nobody_sees(place, tmp_path):
     }
     output = tmp_path / "output"
     with output.open("w") as stream:
-        command = place.command("--limit", "two", "--diff", "-vvvv")
+        options = ("--limit", "two", "--diff", "-vvvv")
+        command = LAB.play_command(place.connection, PLAYS / "checkpoint.yml", *options, **place.variables())
         play = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT)
     try:
         wait_for(lambda: place.stats()["sent"] > place.size * 0.15)
@@ -193,7 +166,7 @@ def test_a_reboot_in_the_middle_and_a_token_that_nobody_sees(place, tmp_path):
         boot = on("two", "cat /proc/sys/kernel/random/boot_id; systemctl show -P ExecMainPID " + UNIT)
         before = place.stats()["sent"]
         assert before < place.size, "it was finished before the reboot"
-        lab("reboot", "two")
+        LAB.call("reboot", "two")
     finally:
         play.kill()
         play.wait()
@@ -263,6 +236,11 @@ def test_the_scrub_finds_what_no_stat_shows_and_the_next_run_repairs_it(place):
     assert {"IOSchedulingClass=3", "CPUSchedulingPolicy=5", "Nice=19"} == set(shown.splitlines())
     assert on("two", "systemctl is-enabled pd-scrub.timer") == "enabled"
     sent = place.stats()["sent"]
+    planned = place.play("--limit", "two", "--check", "--diff")
+    assert changed(planned) == {"two": 1}
+    name, digest = repository.shard_name(3, 6), place.toy.digests(repository.shard_name(3, 6))["sha256"]
+    assert f"-{name}: found corrupt by the scrub\n+{name}: sha256-{digest}\n" in planned
+    assert place.stats()["sent"] == sent
     assert changed(place.play("--limit", "two")) == {"two": 1}
     assert place.right("two")
     assert place.stats()["sent"] - sent == place.toy.size(repository.shard_name(3, 6))

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Protocol, Sequence, Set
 
+from . import pages
 from .errors import AUTH, BUSY, MISSING, SLOW, TRANSIENT, WRONG, CheckpointError, SourceError
 from .listing import RepoFile
 from .manifest import CHUNK, Digests, hash_prefix
@@ -391,9 +392,8 @@ class Fetcher:
             count = self._write(fd, data, position)
             data, position = data[count:], position + count
         if position - start >= WRITEBACK:
-            # Linux starts to write these pages out (and keeps them, since they are dirty): the
-            # disk works while the network does, and the final sync finds little left.
-            os.posix_fadvise(fd, start, WRITEBACK, os.POSIX_FADV_DONTNEED)
+            # The disk works while the network does, and the final sync finds little left.
+            pages.start_writeback(fd, start, WRITEBACK)
 
     def _wrong_digest(self, attempt: _Attempt) -> None:
         """Start the file again; blame a source only if it alone delivered every byte."""

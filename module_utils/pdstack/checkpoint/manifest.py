@@ -8,7 +8,6 @@ rule for racily clean entries, https://git-scm.com/docs/racy-git.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import mmap
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Optional
 
 from .. import codec
+from . import pages
 from .errors import CheckpointError
 from .listing import Listing, RepoFile
 
@@ -112,7 +112,7 @@ def hash_prefix(fd: int, length: int, digests: Digests) -> int:
         try:
             got = min(os.preadv(fd, [buffer], done), length - done)
         except OSError as error:
-            if error.errno != errno.EINVAL or not _past_cache(fd, False):
+            if error.errno != errno.EINVAL or not pages.bypass(fd, False):
                 raise
             continue
         if not got:
@@ -120,19 +120,6 @@ def hash_prefix(fd: int, length: int, digests: Digests) -> int:
         digests.update(buffer[:got])
         done += got
     return done
-
-
-def _past_cache(fd: int, wanted: bool) -> bool:
-    """Have ``fd`` read past the page cache or not; True where that is a change and the filesystem can do it."""
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    changed = flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT
-    if changed == flags:
-        return False
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, changed)
-    except OSError:
-        return False
-    return True
 
 
 def verify_file(path: str, want: RepoFile, now: float) -> Optional[Entry]:
@@ -150,7 +137,7 @@ def verify_file(path: str, want: RepoFile, now: float) -> Optional[Entry]:
         if before.st_size != want.size:
             return None
         digests = Digests(want)
-        _past_cache(fd, True)
+        pages.bypass(fd, True)
         try:
             done = hash_prefix(fd, want.size, digests)
         except OSError:  # an unreadable sector is what we look for

@@ -49,6 +49,7 @@ MODULES = (
     "checkpoint.links",
     "checkpoint.listing",
     "checkpoint.manifest",
+    "checkpoint.pages",
     "checkpoint.peers",
     "checkpoint.plan",
     "checkpoint.progress",
