@@ -106,7 +106,7 @@ class Load:
 def _problem(status: int, text: str, streamed: bool, tokens: int) -> str:
     """Say what an answer lacks, "" when it is whole."""
     if status != 200:
-        return text[:160]
+        return text[:160] or f"status {status}, and no word"
     if not streamed:
         try:
             got = int(json.loads(text)["usage"]["completion_tokens"])

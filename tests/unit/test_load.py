@@ -22,6 +22,11 @@ class Server(http.server.BaseHTTPRequestHandler):
         document = {"choices": [{"text": words}], "usage": {"completion_tokens": body["max_tokens"]}}
         events = [f"data: {json.dumps({'choices': [{'text': word}]})}\n\n" for word in words.split(" ")]
         text = "".join(events) + ("data: [DONE]\n\n" if whole else "") if body["stream"] else json.dumps(document)
+        if not words:
+            self.send_response(401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.send_response(200)
         self.send_header("Content-Length", str(len(text) + (0 if whole else 10)))
         self.end_headers()
@@ -46,6 +51,14 @@ def test_an_answer_that_is_cut_is_no_answer_and_its_begin_is_right(client: load.
     whole, again, cut = (client.one("x", streamed) for _ in range(3))
     assert (whole.ok, again.ok, cut.ok, cut.wrong) == (True, True, False, False)
     assert load.summary([whole, again, cut]).statuses == {"cut stream" if streamed else "cut answer": 1}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_refusal_without_a_word_is_no_answer(client: load.Load, streamed: bool) -> None:
+    Server.script = [("a b c", True), ("", True)]
+    assert client.one("x", streamed).ok
+    refused = client.one("x", streamed)
+    assert (refused.ok, refused.status, refused.wrong) == (False, 401, False)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
