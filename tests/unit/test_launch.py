@@ -6,6 +6,9 @@ import asyncio
 import importlib.util
 import io
 import logging
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -75,3 +78,28 @@ def test_a_servers_account_of_itself_lacks_the_keys_and_keeps_its_length(launch,
     asyncio.run(launch.HideInAnswers(app, [KEY])({"type": "http", "path": path}, None, send))
     assert (KEY.encode() in sent[1]["body"]) is not hidden
     assert len(sent[1]["body"]) == len(body)
+
+
+BUSY = """
+import ctypes, socket, sys
+sys.path.insert(0, sys.argv[1])
+import launch
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+launch.send_at_once(port)
+late = socket.create_server(("127.0.0.1", port))
+ctypes.PyDLL(None).usleep(700_000)  # holds the interpreter lock, as the routers do: no thread of ours runs
+client = socket.create_connection(("127.0.0.1", port))
+accepted, _ = late.accept()
+print(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="clone's number is not known here")
+def test_accepted_connections_of_a_router_send_at_once(project_root: Path) -> None:
+    """Also where the socket is opened later, by code that never lets another thread run."""
+    folder = str(project_root / "roles/pd_service/files")
+    done = subprocess.run([sys.executable, "-c", BUSY, folder], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert "sends small packets at once" in done.stderr

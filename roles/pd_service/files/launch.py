@@ -6,11 +6,18 @@ Both programs take keys as arguments, which every user of a host can read, so th
 have been parsed. PDSTACK_CREDENTIALS names those that must be there: without one of them nothing starts. An engine
 writes its whole configuration to its log and tells it at /server_info and elsewhere, keys included; both are kept back
 here, in the processes that it spawns too, since each of them imports this file first.
+
+The router's answers leave at once: see send_at_once.
 """
 
+import ctypes
 import logging
 import os
+import platform
+import signal
+import socket
 import sys
+import time
 
 ENGINE_FIELDS = {"api_key": "api_key", "admin_key": "admin_api_key"}
 HIDDEN = "(not shown)"
@@ -113,8 +120,60 @@ def engine(keys):
         launch_server.kill_process_tree(os.getpid(), include_parent=False)
 
 
+CLONE_FILES = 0x400
+CLONE = {"x86_64": 56, "aarch64": 220}  # the system call's number
+
+
+def fork_with_files():
+    """Like os.fork, with the table of open files shared: what the parent opens later, the child has too."""
+    return ctypes.PyDLL(None).syscall(CLONE[platform.machine()], CLONE_FILES | signal.SIGCHLD, 0, 0, 0, 0)
+
+
+def listening(port):
+    """Return our socket that listens on a TCP port, as a duplicate; None while there is none."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+        if tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+            return found
+        found.close()
+    return None
+
+
+def send_at_once(port, timeout_s=1800):
+    """Set TCP_NODELAY on the socket that this process will listen on: accepted connections inherit it.
+
+    sglang-router does not, so that on a connection that is used again the first token waits for the acknowledgement of
+    the answer's header, which Linux delays by 40 ms, and later tokens come in bunches. It also holds the interpreter
+    lock from its start to its end, so that a thread of ours would never run: a process that shares its files
+    does it and ends. Nothing depends on it.
+    """
+    if platform.machine() not in CLONE:
+        return
+    child = fork_with_files()
+    if child:
+        os.waitpid(child, 0)
+        return
+    if fork_with_files():
+        os._exit(0)  # so that systemd, not the router, waits for the grandchild
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        found = listening(port)
+        if found:
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            os.write(2, f"launch.py: port {port} sends small packets at once (TCP_NODELAY)\n".encode())
+            break
+        time.sleep(0.1)
+    os._exit(0)
+
+
 def router(keys):
     """What `python -m sglang_router.launch_router` or `smg launch` does, with the keys and the certificate."""
+    if "--port" in sys.argv:  # before the program is imported: its threads would not be in the copy of this process
+        send_at_once(int(sys.argv[sys.argv.index("--port") + 1]))
     if sys.argv[1] == "smg":
         from smg import launch_router
     else:
