@@ -103,3 +103,8 @@ def test_accepted_connections_of_a_router_send_at_once(project_root: Path) -> No
     done = subprocess.run([sys.executable, "-c", BUSY, folder], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert "sends small packets at once" in done.stderr
+
+
+def test_a_router_starts_where_the_option_cannot_be_set(launch, monkeypatch) -> None:
+    monkeypatch.setattr(launch, "fork_with_files", lambda: -1)  # what a filter of system calls makes of it
+    assert launch.send_at_once(1) is None

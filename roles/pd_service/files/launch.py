@@ -154,20 +154,21 @@ def send_at_once(port, timeout_s=1800):
     if platform.machine() not in CLONE:
         return
     child = fork_with_files()
-    if child:
+    if child > 0:
         os.waitpid(child, 0)
+    if child != 0:
         return
-    if fork_with_files():
-        os._exit(0)  # so that systemd, not the router, waits for the grandchild
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        found = listening(port)
-        if found:
-            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            os.write(2, f"launch.py: port {port} sends small packets at once (TCP_NODELAY)\n".encode())
-            break
-        time.sleep(0.1)
-    os._exit(0)
+    try:
+        until = time.monotonic() + timeout_s if fork_with_files() == 0 else 0.0  # systemd waits for the grandchild
+        while time.monotonic() < until:
+            found = listening(port)
+            if found:
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                os.write(2, f"launch.py: port {port} sends small packets at once (TCP_NODELAY)\n".encode())
+                break
+            time.sleep(0.1)
+    finally:
+        os._exit(0)  # whatever happened: this is a copy of the router's process
 
 
 def router(keys):
