@@ -8,6 +8,7 @@ origin of the archive is the real path. Only the router's environment is install
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pathlib
 import subprocess
@@ -121,12 +122,16 @@ def test_a_host_without_the_releases_python_gets_the_carried_one(play):
 def test_a_second_installation_is_told_who_holds_the_first(play):
     """The lock is the kernel's: it goes with its holder, whatever became of it."""
     run("rm -rf /opt/pdstack/releases/*")
-    hold = "flock /opt/pdstack/.installing sh -c 'echo process 4711 since noon > /opt/pdstack/.installing; sleep 60'"
+    signed = json.dumps({"pid": 4711, "what": "another release", "since": 0})
+    run(f"echo '{signed}' > /run/holder")
+    hold = "flock /opt/pdstack/.installing sh -c 'cp /run/holder /opt/pdstack/.installing; sleep 300'"
     run(f"systemd-run -q --unit=other-install {hold}")
     run("for i in $(seq 50); do grep -q 4711 /opt/pdstack/.installing && break; sleep 0.1; done")
-    status, output = play()
+    status, output = play(sglang_runtime_wait=1)
+    words = " ".join(output.split())
     assert status != 0
-    assert "held by process 4711 since noon" in " ".join(output.split())
+    assert "held by process 4711 (another release) since 1970-01-01" in words
+    assert " s for it" in words
     assert run("ls -A /opt/pdstack/releases") == ""
     run("systemctl kill -s KILL other-install; systemctl stop other-install", check=False)
     # The next run finishes it, from a wheel that was altered on the host meanwhile: rsync compares contents.
