@@ -269,7 +269,7 @@ def test_disk_full_while_decode_restarts(system: Deployed) -> None:
         assert "100%" in system.on(DECODE, fill)
         signal(system, DECODE, "KILL", "main")
 
-    outcome, row = under_load(system, DECODE, do, lambda: system.on(DECODE, f"umount -l {jit}"), held_s=45)
+    outcome, row = under_load(system, DECODE, do, lambda: system.on(DECODE, f"umount -l {jit}"), held_s=30)
     named(row, f"SIGKILL of decode while the disk of its caches is full, for {row.held_s:.0f} s").keep(12)
     assert outcome.failed > 0
 
@@ -289,7 +289,7 @@ def test_port_stolen_while_decode_restarts(system: Deployed) -> None:
             DECODE, f"for i in 1 2 3 4 5 6 7 8 9; do {thief} && sleep 0.5 && systemctl is-active thief && break; done"
         )
 
-    outcome, row = under_load(system, DECODE, do, lambda: system.on(DECODE, "systemctl stop thief.service"), held_s=40)
+    outcome, row = under_load(system, DECODE, do, lambda: system.on(DECODE, "systemctl stop thief.service"), held_s=30)
     tries = system.on(DECODE, f"systemctl show --value -p NRestarts {UNITS[DECODE]}")
     named(row, f"SIGKILL of decode, its port stolen for {row.held_s:.0f} s", f"{tries} starts").keep(13)
     assert outcome.failed > 0
