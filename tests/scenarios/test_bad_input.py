@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 import yaml
+from own_lab import ROOT, OwnLab
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-BIN = pathlib.Path(sys.executable).parent
-LAB_ENVIRONMENT = {**os.environ, "LAB_ID": f"bad{os.getpid() % 100000}", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+LAB = OwnLab("bad")
+on = LAB.on
 pytestmark = pytest.mark.lab
-
-
-def lab(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "tools/lab/lab", *words],
-        env=LAB_ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-
-def on(host: str, command: str) -> str:
-    return lab("exec", host, "--", command).stdout.strip()
 
 
 @pytest.fixture(scope="module")
 def connections(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
     """Three hosts: a whole one, one whose Python lacks its standard library, one without Python."""
     file = tmp_path_factory.mktemp("inventory") / "connection.yml"
-    lab("up", "--inventory", str(file), "whole", "thin:bookworm:minimal", "bare:bookworm:none")
+    LAB.up(file, "whole", "thin:bookworm:minimal", "bare:bookworm:none")
     yield file
-    lab("down")
+    LAB.down()
 
 
 def play(connections: pathlib.Path, hosts: dict[str, dict], playbook: str, *options: str) -> tuple[int, str]:
@@ -51,11 +34,7 @@ def play(connections: pathlib.Path, hosts: dict[str, dict], playbook: str, *opti
     )
     if not (folder / "group_vars").exists():
         (folder / "group_vars").symlink_to(ROOT / "inventory/lab/group_vars")
-    command = [BIN / "ansible-playbook", "-i", folder, ROOT / "playbooks" / playbook, *options]
-    done = subprocess.run(
-        command, cwd=ROOT, env=LAB_ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
+    return LAB.play(folder, ROOT / "playbooks" / playbook, *options)
 
 
 def untouched(host: str) -> bool:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
+import own_lab
 import pytest
-import yaml
 from fixtures.apt_repository import Repository
+from own_lab import PLAYS, OwnLab
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PLAYS = ROOT / "tests/fixtures/host_plays"
-LAB = [sys.executable, ROOT / "tools/lab/lab"]
-LAB_ENVIRONMENT = {**os.environ, "LAB_ID": f"ct{os.getpid() % 100000}", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+LAB = OwnLab("ct")
 NVCC = """#!/bin/sh
 # Stub of nvcc: says its release, and "compiles" by touching the output.
 while [ $# -gt 0 ]; do
@@ -30,34 +24,25 @@ pytestmark = pytest.mark.lab
 @pytest.fixture(scope="module")
 def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
     file = tmp_path_factory.mktemp("toolkit") / "connection.yml"
-    subprocess.run([*LAB, "up", "--inventory", file, "kit"], env=LAB_ENVIRONMENT, check=True, capture_output=True)
+    LAB.up(file, "kit")
     yield file
-    subprocess.run([*LAB, "down"], env=LAB_ENVIRONMENT, check=True, capture_output=True)
+    LAB.down()
 
 
-def run(command: str, data: bytes | None = None) -> str:
-    argv = [*LAB, "exec", "kit", "--", command]
-    done = subprocess.run(argv, env=LAB_ENVIRONMENT, input=data, capture_output=True, check=False)
-    assert done.returncode == 0, command + "\n" + done.stdout.decode() + done.stderr.decode()
-    return done.stdout.decode().strip()
+def run(command: str, data: bytes = b"") -> str:
+    return LAB.on("kit", command, data)
 
 
 @pytest.fixture(scope="module")
 def play(connection: pathlib.Path) -> Callable[..., tuple[int, str]]:
     def run_play(book: str, *options: str, **variables: object) -> tuple[int, str]:
-        given = {"pd_sysfs_root": "/opt/pdstack-lab", **variables}
-        extra = [word for key, value in given.items() for word in ("-e", f"{{{yaml.safe_dump({key: value}).strip()}}}")]
-        command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", connection, PLAYS / book, *extra]
-        done = subprocess.run(
-            [*command, *options], cwd=ROOT, env=LAB_ENVIRONMENT, capture_output=True, text=True, check=False
-        )
-        return done.returncode, done.stdout + done.stderr
+        return LAB.play(connection, PLAYS / book, *options, **{"pd_sysfs_root": "/opt/pdstack-lab", **variables})
 
     return run_play
 
 
 def changed(output: str) -> int:
-    return int(re.search(r"changed=(\d+)", output)[1])
+    return own_lab.changed(output)["kit"]
 
 
 @pytest.fixture(scope="module")
