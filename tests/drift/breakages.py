@@ -16,7 +16,7 @@ SYSTEM = "/etc/systemd/system"
 
 @dataclass(frozen=True)
 class Breakage:
-    """One thing that goes wrong. ``sees`` are parts of the items that drift.yml must name."""
+    """One thing that goes wrong. ``sees`` are parts of "KIND ITEM: FOUND WHY" of items that drift.yml must name."""
 
     name: str
     covers: str  # pattern (fnmatch) of managed items; "" for what no role compares by name
@@ -63,13 +63,16 @@ QUIET = [
     edit("/etc/pdstack/plan.json", ""),
     edit(f"{SYSTEM}/pd.target", "Documentation=man:by-hand"),
     Breakage(
-        "units disabled", "pd.target", "systemctl disable pd.target pd-router pd-decode@0", ("pd.target", "pd-decode@0")
+        "units disabled",
+        "pd.target",
+        "systemctl disable pd.target pd-router pd-decode@0",
+        ("unit pd.target:", "unit pd-router.service:", "unit pd-decode@0.service:"),
     ),
     Breakage(
         "unit enabled until the next boot",
         "",
         "systemctl disable pd-prefill@0; systemctl enable --runtime pd-prefill@0",
-        ("pd-prefill@0.service",),
+        ("unit pd-prefill@0.service:",),
     ),
     Breakage(
         "unit masked until the next boot",
@@ -96,7 +99,7 @@ QUIET = [
     edit("/etc/pdstack/canary.json", ""),
     edit(f"{SYSTEM}/pd-canary.service", "# by hand"),
     edit(f"{SYSTEM}/pd-canary.timer", "# by hand"),
-    Breakage("canary off", "pd-canary.timer", "systemctl disable --now pd-canary.timer", ("pd-canary.timer",)),
+    Breakage("canary off", "pd-canary.timer", "systemctl disable --now pd-canary.timer", ("unit pd-canary.timer:",)),
     Breakage(
         "the canary's program",
         "/opt/pdstack/lib/pdstack/*.py",
@@ -106,7 +109,9 @@ QUIET = [
     Breakage("firewall rules flushed", "firewall: *", "nft flush ruleset", ("Load the rules",)),
     edit("/etc/pdstack/firewall.nft", "# by hand"),
     edit(f"{SYSTEM}/pd-firewall.service", "Nice=0"),
-    Breakage("firewall disabled", "pd-firewall.service", "systemctl disable pd-firewall", ("pd-firewall.service",)),
+    Breakage(
+        "firewall disabled", "pd-firewall.service", "systemctl disable pd-firewall", ("unit pd-firewall.service:",)
+    ),
     Breakage(
         "a configuration of nobody", "", "echo a: 1 > /etc/pdstack/instances/ghost.yaml", ("instances/ghost.yaml",)
     ),
@@ -126,11 +131,15 @@ ROUTER_AND_DECODE = [
         "router: drop-in until the next boot",
         "",
         "systemctl set-property --runtime pd-router CPUWeight=50",
-        ("pd-router.service.d",),
+        ("/run/systemd/system.control/pd-router.service.d",),
         ROUTER,
     ),
     Breakage(
-        "decode stopped", "pd-decode@0.service", "systemctl stop pd-decode@0", ("pd-decode@0.service",), ENGINES[1:]
+        "decode stopped",
+        "pd-decode@0.service",
+        "systemctl stop pd-decode@0",
+        ("unit pd-decode@0.service:",),
+        ENGINES[1:],
     ),
 ]
 
@@ -169,7 +178,7 @@ PAIR = [
         "prefill moved to other CPUs",
         "pd-prefill@0.service",
         "taskset --all-tasks --pid --cpu-list 0-1 $(systemctl show --value -p MainPID pd-prefill@0)",
-        ("CPUs of",),
+        ("process pd-prefill@0.service CPUs of",),
         ENGINES,
     ),
 ]

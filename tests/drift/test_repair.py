@@ -69,7 +69,7 @@ def test_drift_is_seen_and_repaired_and_nothing_else_restarts(deployment: Any, r
     stopped = {unit for row in rows for unit in breakages.STOPPED.get(row.name, ())}
     now = deployment.processes()
     assert {unit for unit in before if now[unit] != before[unit]} == stopped, "a look touches nothing"
-    killed = {} if ALONE else interrupted(random.Random(SEED), 20.0)
+    killed = {} if ALONE else interrupted(random.Random(f"{SEED} {rows[0].name}"), 20.0)
     begin = time.monotonic()
     deployment.converge()
     seconds = time.monotonic() - begin
