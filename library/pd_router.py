@@ -107,6 +107,11 @@ cut:
   description: Requests by instance that were still in flight when O(drain_timeout) had passed.
   returned: always
   type: dict
+out:
+  description: What O(out) named, so that a reader of the result knows what the change was for.
+  returned: always
+  type: list
+  elements: str
 left:
   description: Healthy workers of each role that each router has after it, by router.
   returned: always
@@ -194,6 +199,7 @@ def main() -> None:
         cut=cut,
         left=left,
         silent=silent,
+        out=module.params["out"],
         diff={"before": "", "after": "".join(lines), "before_header": "workers", "after_header": "workers"},
     )
 

@@ -109,8 +109,8 @@ def of_result(host: str, task: str, action: str, result: Mapping[str, Any]) -> L
         return [codec.load(Item, item) for item in result["drift"]]
     if isinstance(result.get("checks"), list):
         return _checks(host, result["checks"])
-    if not result.get("changed"):
-        return []
+    if not result.get("changed") or (action == "pd_router" and result.get("out")):
+        return []  # workers are taken out for a restart, which is an item of its own
     if isinstance(result.get("paths"), dict):
         return _files(host, result)
     if isinstance(result.get("actions"), dict):

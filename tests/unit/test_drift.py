@@ -85,6 +85,15 @@ def test_another_module_is_told_by_its_task_and_diff() -> None:
     assert item.why == "-shell: /bin/sh; +shell: /usr/sbin/nologin"
 
 
+def test_workers_that_a_repair_takes_out_are_no_drift_and_those_that_nobody_planned_are() -> None:
+    def result(out: list[str]) -> dict[str, Any]:
+        diff = {"before": "", "after": "router-0 remove http://a:1\n"}
+        return {"changed": True, "diff": diff, "out": out}
+
+    assert of(result(["prefill-0"]), "pd_router", "pd_service : roll | Take the workers out") == []
+    assert [item.item for item in of(result([]), "pd_router", "pd_service : Keep the workers")] == ["Keep the workers"]
+
+
 def test_checks_that_do_not_hold_are_items() -> None:
     checks = [
         {"subject": "decode-0 tp-size", "ok": False, "found": "2", "wanted": "4"},
