@@ -12,6 +12,7 @@ to its end and must finish the installation. Prints JSON.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -22,6 +23,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -32,14 +34,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(sys.executable).parent
 ENVIRONMENT = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
 UNITS = "pd-prefill@0 pd-decode@0 pd-router"
-# Whatever of the installation runs on the host: the module, uv, the import test. The service runs below `current`.
+# Whatever somebody started on the host by ssh, and what became of it: the module, uv, the import test. The service is
+# systemd's, and this shell is itself.
 MURDER = r"""
 for round in 1 2 3; do
-  for entry in /proc/[0-9]*; do
-    pid=${entry#/proc/}
-    [ "$pid" = $$ ] && continue
-    words=$(tr '\0' ' ' 2>/dev/null < $entry/cmdline)
-    case "$words" in *pd_venv*|*.partial/*|*rsync*|*AnsiballZ*) kill -9 $pid 2>/dev/null ;; esac
+  for file in $(grep -lsaz '^SSH_CONNECTION=' /proc/[0-9]*/environ); do
+    pid=${file//[^0-9]/}
+    [ "$pid" = $$ ] || kill -9 $pid 2>/dev/null
   done
 done
 true
@@ -121,6 +122,18 @@ def reset(given, former):
     )
 
 
+def family(pid):
+    """A process and all that it started: Ansible's workers have sessions of their own and would outlive it."""
+    parents = {}
+    for entry in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
 def kill_round(given, former, moment, log, building):
     process, started = playbook(given, log), time.monotonic()
     try:
@@ -132,7 +145,9 @@ def kill_round(given, former, moment, log, building):
         finished = process.returncode == 0
     except subprocess.TimeoutExpired:
         finished = False
-        os.killpg(process.pid, signal.SIGKILL)
+        for pid in family(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
     on(given.host, MURDER)
     lines = on(given.host, STATE, check=False).splitlines()
@@ -175,7 +190,7 @@ def main():
     before, chance, rounds = pids(given.host), random.Random(given.seed), []
     clients = Clients(url, plan["model"]["served_name"], given.clients)
     problems = []
-    with open("/dev/null", "w") as log:
+    with tempfile.TemporaryFile("w+") as log:
         span, killed = given.span, 0
         while killed < given.kills and len(rounds) < 2 * given.kills:
             number, building = len(rounds), len(rounds) % 2 == 1
@@ -194,8 +209,10 @@ def main():
             problems.append(f"units run other processes: {before} before, {pids(given.host)} after")
         started = time.monotonic()
         if not given.leave:
+            log.truncate(log.seek(0))
             if playbook(given, log).wait(900) != 0:
-                problems.append("the last run did not finish the installation")
+                log.seek(0)
+                problems.append(f"the last run did not finish the installation: {log.read()[-3000:]}")
             finishing = time.monotonic() - started
             lines = on(given.host, STATE, check=False).splitlines()
             if not lines or not lines[0].startswith(given.release) or "manifest" not in lines:

@@ -63,7 +63,10 @@ def cache(connection: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
         check=True,
     ).stdout
     (own / "python/plain.tar").write_bytes(content)
-    with tarfile.open(own / "python/plain.tar") as source, tarfile.open(own / "python" / NAME, "w:gz") as target:
+    with (
+        tarfile.open(own / "python/plain.tar") as source,
+        tarfile.open(own / "python" / NAME, "w:gz", compresslevel=1) as target,
+    ):
         for member in source:
             stream = source.extractfile(member) if member.isreg() else None
             member.name = f"python/{member.name}"
@@ -105,6 +108,17 @@ def test_without_an_interpreter_in_its_lock_the_host_is_refused(play, tmp_path):
     assert "python3.13" in words
     assert "Python 3.11, which cpu-0.5.23 is locked for" in words
     assert run("ls /opt/pdstack 2>/dev/null || true") == ""
+
+
+def test_a_disk_that_cannot_hold_it_is_refused_before_a_wheel_is_copied(play):
+    run("mkdir -p /opt/pdstack && mount -t tmpfs -o size=24m tmpfs /opt/pdstack")
+    status, output = play()
+    words = " ".join(output.split())
+    assert status != 0
+    assert "cpu-0.5.23 needs" in words
+    assert "Nothing was copied" in words
+    assert run("find /opt/pdstack -mindepth 1") == ""
+    run("umount /opt/pdstack && rmdir /opt/pdstack")
 
 
 def test_a_host_without_the_releases_python_gets_the_carried_one(play):

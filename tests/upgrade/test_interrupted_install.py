@@ -7,7 +7,7 @@ import sys
 
 import scenario
 
-KILLS, SPAN = (20, 70) if os.environ.get("PDSTACK_LONG") else (3, 20)
+KILLS, SPAN = (20, 70) if os.environ.get("PDSTACK_LONG") else (3, 12)
 
 
 def test_a_killed_installation_never_shows():

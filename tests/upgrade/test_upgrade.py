@@ -108,3 +108,29 @@ def test_one_playbook_goes_back_to_the_release_before(host: Any, model: dict[str
     assert running(host, after) == {OLD}
     assert answer(host, after) == old_answer  # the same weights, another release of the engine
     assert [item["ports"] for item in after["instances"]] == [item["ports"] for item in before["instances"]]
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"nixl_ucx_forbidden_lanes": ["cma"]}, "UCX moves the KV cache over cma/memory"),
+        ({"pd_model": {"source": "controller:///nonexistent", "revision": 40 * "1"}}, "/nonexistent"),
+    ],
+    ids=["transport", "checkpoint"],
+)
+def test_a_release_that_fails_before_it_serves_leaves_what_serves(
+    host: Any, model: dict[str, Any], broken: dict[str, Any], words: str
+) -> None:
+    """`current` was switched already in those phases; nothing has been restarted then."""
+    before = plan_of(host)
+    assert (before["release"], release(host, "current")) == (OLD, OLD)
+    pids = host.check_output("systemctl show --value -p MainPID 'pd-*.service'")
+    intent = {"pd_release": NEW, **broken, "pd_model": {**model, **broken.get("pd_model", {})}}
+    done = scenario.playbook("deploy_pd.yml", "-e", json.dumps(intent))
+    output = " ".join(done.stdout.split())
+    assert done.returncode == 2, done.stdout[-6000:]
+    assert words in output
+    assert f"every host is on {OLD} again, and what runs there was not touched" in output
+    assert (release(host, "current"), running(host, before)) == (OLD, {OLD})
+    assert host.check_output("systemctl show --value -p MainPID 'pd-*.service'") == pids
+    assert plan_of(host) == before
