@@ -32,6 +32,12 @@ S = {
             "inventory_proxy",
             "inventory_key",
             "engine_env",
+            "runtime_drop_in",
+            "set_credential",
+            "yaml",
+            "state_file",
+            "run_file",
+            "facts",
         ]
     )
 }
@@ -56,13 +62,24 @@ body: {{"api_key": "{S["journal_json"]}", "port": 1}}
 the value {S["credential_in_journal"]} without a name, {S["loaded_file"]} too, and {S["checkpoint_secret"]}
 downloading with {S["hub_token"]}
 END
+mkdir -p /run/systemd/system/pd-router.service.d
+printf '[Service]\\nEnvironment=SMTP_PASSWORD={S["runtime_drop_in"]}\\nSetCredential=y:{S["set_credential"]}\\n' \\
+  > /run/systemd/system/pd-router.service.d/plant-run.conf
+printf 'api-key: {S["yaml"]}\\nport: 1\\n' > /etc/pdstack/instances/plant.yaml
+echo '{{"url": "https://hub/x?token={S["state_file"]}&a=b"}}' > /var/lib/pdstack/checkpoint/plant.json
+echo '{{"secret": "{S["run_file"]}"}}' > /run/pdstack/plant
+# What the probe reads of the kernel's command line becomes a fact.
+cp -p /opt/pdstack-lab/proc/cmdline /root/cmdline
+sed -i '1s/$/ nvidia.api_key={S["facts"]}/' /opt/pdstack-lab/proc/cmdline
 systemd-run --quiet --wait --unit=pd-plant --property=RemainAfterExit=no cat /tmp/say
 systemd-run --quiet --unit=pd-plant2 sh -c 'cat /tmp/say; exec sleep 300'
 systemd-run --quiet --unit=pd-plant3 python3 -c 'import time; time.sleep(300)' --api-key {S["process"]}
 """
 CLEAR = """
 systemctl stop pd-plant2 pd-plant3
-rm -rf /etc/systemd/system/pd-router.service.d /srv/key /etc/pdstack/instances/plant.env /tmp/say \\
+mv /root/cmdline /opt/pdstack-lab/proc/cmdline
+rm -rf /run/systemd/system/pd-router.service.d /etc/pdstack/instances/plant.yaml /var/lib/pdstack/checkpoint/plant.json
+rm -rf /run/pdstack/plant /etc/systemd/system/pd-router.service.d /srv/key /etc/pdstack/instances/plant.env /tmp/say \\
   /etc/pdstack/credentials/plant* /var/lib/pdstack/checkpoint/secrets
 sed -i /OTHER_PASSWORD/d /etc/pdstack/instances/decode-0.env
 touch -d '2 hours ago' /etc/pdstack/instances/decode-0.env
@@ -102,6 +119,10 @@ def test_it_has_what_a_bug_report_needs(bundle: Path, host: Any) -> None:
         "controller/versions.txt",
         f"{name}/files/etc/pdstack/plan.json",
         f"{name}/files/etc/pdstack/baseline.json",
+        f"{name}/files/etc/pdstack/instances/plant.yaml",
+        f"{name}/files/var/lib/pdstack/checkpoint/plant.json",
+        f"{name}/files/run/pdstack/plant",
+        f"{name}/files/run/systemd/system/pd-router.service.d/plant-run.conf",
         f"{name}/files/etc/os-release",
         f"{name}/journal/pd-decode@0.service.txt",
         f"{name}/journal/pd-plant2.service.txt",
@@ -114,7 +135,9 @@ def test_it_has_what_a_bug_report_needs(bundle: Path, host: Any) -> None:
     ):
         assert wanted in there
     assert "sglang:" in (bundle / f"{name}/answers/decode-0-metrics.txt").read_text()
-    assert json.loads((bundle / "controller/facts.json").read_text())[name]["facts"]["gpus"]
+    facts = json.loads((bundle / "controller/facts.json").read_text())[name]["facts"]
+    assert facts["gpus"]
+    assert "nvidia.api_key=" in facts["system"]["kernel_cmdline"]
     drift = json.loads((bundle / "controller/drift.json").read_text())
     assert any(item["item"].endswith("plant.env") for item in drift["items"])
     # The look got the variables of this run: a key that -e brought, and that the host does not have.
