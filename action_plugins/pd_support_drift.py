@@ -34,6 +34,8 @@ OPTIONS = {
     "timeout": "--timeout",
 }
 
+MEMORY = "/dev/shm"
+
 
 def options(given: Mapping[str, Any]) -> list[str]:
     """Return the words of a command line that say what ``given``, ansible's parsed one, said."""
@@ -58,8 +60,9 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = {**inventory.builtin(load_extra_vars(self._loader)), "pd_drift_report": "-"}
         command = [str(Path(sys.executable).parent / "ansible-playbook"), *options(context.CLIARGS)]
-        # Its owner alone may read it: what -e says may be a key, and a command line is for everybody to see.
-        with tempfile.NamedTemporaryFile("w", dir=constants.DEFAULT_LOCAL_TMP, suffix=".json") as stream:
+        # Its owner alone may read it: what -e says may be a key, and a command line is for everybody to see. In memory,
+        # so that a run which is killed here leaves none on a disk. (Ansible follows /proc/self/fd to a name: no memfd.)
+        with tempfile.NamedTemporaryFile("w", dir=MEMORY, prefix="pdstack-", suffix=".json") as stream:
             json.dump(variables, stream)
             stream.flush()
             done = subprocess.run(

@@ -11,7 +11,8 @@ short_description: Run drift.yml with the inventory and the variables of this ru
 description:
   - A run of its own, since C(drift.yml) ends with an exit code of its own. It gets this run's inventories, extra
     variables, vault passwords' files and connection options; passwords that were typed in cannot be passed on.
-  - The variables go through a file that its owner alone may read, and that is removed afterwards.
+  - The variables go through a file in memory (C(/dev/shm)) that its owner alone may read, and that is removed
+    afterwards.
   - Runs once for all hosts, on the controller.
 version_added: "0.1.0"
 options:

@@ -55,6 +55,7 @@ def test_it_runs_as_the_run_around_it(project_root: Path, tmp_path: Path) -> Non
     assert any(word.endswith("inner.yml") for word in got["words"]), "these are the words of the inner run"
     assert SECRET not in json.dumps(got["words"])
     (variables,) = [word.partition("@")[2] for word in got["words"] if word.startswith("--extra-vars=@")]
+    assert variables.startswith("/dev/shm/"), "on no disk, whatever kills the run"
     assert not Path(variables).exists()
 
 
