@@ -29,9 +29,8 @@ class Owner:
     started: int  # of the process, in clock ticks since boot: process ids come again
     what: str  # playbook and inventory, for people
     since: float = 0.0  # seconds since the epoch, by the host's clock, for people
-    monotonic: float = field(
-        default=0.0, compare=False
-    )  # the same moment by the host's CLOCK_MONOTONIC, for the canary
+    # The same moment by the host's CLOCK_MONOTONIC, for the canary.
+    monotonic: float = field(default=0.0, compare=False)
 
     def same_run(self, other: Owner) -> bool:
         return (self.place, self.pid, self.started) == (other.place, other.pid, other.started)
