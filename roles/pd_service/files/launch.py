@@ -159,7 +159,8 @@ def send_at_once(port, timeout_s=1800):
     if child != 0:
         return
     try:
-        until = time.monotonic() + timeout_s if fork_with_files() == 0 else 0.0  # systemd waits for the grandchild
+        # A copy of the copy does it: the system's first process waits for that one, the router for none.
+        until = time.monotonic() + timeout_s if fork_with_files() == 0 else 0.0
         while time.monotonic() < until:
             found = listening(port)
             if found:
