@@ -8,11 +8,9 @@ each time, which mends what the last run left; a run without the variable takes 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pathlib
 import secrets
-import shlex
 import subprocess
 import sys
 import threading
@@ -24,36 +22,29 @@ from typing import Any
 
 import load
 import yaml
+from own_lab import ROOT, OwnLab
 from pdstack import http
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-BIN = pathlib.Path(sys.executable).parent
 
 
 @dataclass(frozen=True)
 class Deployed:
     """The hosts of one lab, by their inventory."""
 
-    lab_id: str
+    lab: OwnLab
     folder: pathlib.Path  # of the inventory
     addresses: Mapping[str, str]
 
-    def lab(self, *words: str, check: bool = True) -> str:
-        """Run tools/lab/lab and return what it said."""
-        return _lab(self.lab_id, *words, check=check)
-
     def on(self, host: str, command: str, check: bool = True) -> str:
-        """Run a shell command on a host as root. Without ``check`` a host that is down says ""."""
-        return self.lab("exec", host, "--", command, check=check).strip()
+        """Run a shell command on a host as root and return what it printed. Without ``check`` the host may be down."""
+        return self.lab.on(host, command, check=check)
 
     def play(self, playbook: str, **variables: Any) -> str:
         """Run a playbook, which must succeed, and return what it said."""
-        words = [word for name, value in variables.items() for word in ("-e", json.dumps({name: value}))]
-        command = [BIN / "ansible-playbook", "-i", self.folder, ROOT / "playbooks" / playbook, *words]
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-        return done.stdout
+        status, output = self.lab.play(
+            self.folder, ROOT / "playbooks" / playbook, more={"ANSIBLE_NOCOLOR": "1"}, **variables
+        )
+        assert status == 0, output[-8000:]
+        return output
 
     @property
     def key(self) -> str:
@@ -83,17 +74,17 @@ def hosts(name: str, inventory: str, settings: Mapping[str, Any]) -> Iterator[De
 
     The lab is of this checkout: ``name``, five letters at most, and a part of a hash of its path.
     """
-    lab_id = name + hashlib.sha1(str(ROOT).encode()).hexdigest()[:3]
-    folder = ROOT / ".cache" / f"lab-{lab_id}"
+    lab = OwnLab(name, hashlib.sha1(str(ROOT).encode()).hexdigest()[:3])
+    folder = ROOT / ".cache" / f"lab-{lab.prefix}{lab.suffix}"
     (folder / "group_vars").mkdir(parents=True, exist_ok=True)
     document = yaml.safe_load(inventory)
     (folder / "hosts.yml").write_text(inventory)
     names = sorted({host for group in document.values() for host in group.get("hosts", {})})
     subprocess.run([sys.executable, ROOT / "tools/tiny_model"], check=True, capture_output=True)
-    _lab(lab_id, "up", "--inventory", str(folder / "connection.yml"), *names)
+    lab.up(folder / "connection.yml", *names)
     try:
         connection = yaml.safe_load((folder / "connection.yml").read_text())
-        made = Deployed(lab_id, folder, {host: _address(connection, host) for host in names})
+        made = Deployed(lab, folder, {host: _address(connection, host) for host in names})
         if not (folder / "api_key").exists():
             made.change_key()
         here = made.addresses[names[0]].rpartition(".")[0] + ".254"
@@ -109,15 +100,7 @@ def hosts(name: str, inventory: str, settings: Mapping[str, Any]) -> Iterator[De
         yield made
     finally:
         if not os.environ.get("PDSTACK_KEEP_LAB"):
-            _lab(lab_id, "down")
-
-
-def _lab(lab_id: str, *words: str, check: bool = True) -> str:
-    environment = {**os.environ, "LAB_ID": lab_id}
-    command = [sys.executable, ROOT / "tools/lab/lab", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert not check or done.returncode == 0, f"{shlex.join(words)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return done.stdout if done.returncode == 0 or check else ""
+            lab.down()
 
 
 def _address(tree: Any, host: str) -> str:

@@ -1,4 +1,7 @@
-"""The table of docs/results/faults.md: a row for each fault that was tried, kept below reports/faults."""
+"""A row for each fault that was tried, kept below reports/faults, with their table in table.md there.
+
+docs/results/faults.md has the table of a run that somebody looked at; no test writes there.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/results/faults.md"
 ROWS = ROOT / "reports/faults"
-MARK = "<!-- rows: tests/scenarios/test_faults.py -->"
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,15 @@ class Row:
     note: str = ""
 
     def keep(self, number: int) -> None:
-        """Keep it for the page. Rows are in the order of ``number``."""
+        """Keep it for the table. Rows are in the order of ``number``."""
         ROWS.mkdir(parents=True, exist_ok=True)
         row = {**asdict(self), "load": os.getloadavg()[0], "day": time.strftime("%Y-%m-%d", time.gmtime())}
         (ROWS / f"{number:02}.json").write_text(json.dumps(row, indent=1))
-        write_page()
+        write_table()
 
 
-def write_page() -> None:
-    """Put the rows that there are between the two marks of the page."""
+def write_table() -> None:
+    """Write the rows that there are as a table."""
     rows = [json.loads(path.read_text()) for path in sorted(ROWS.glob("*.json"))]
     lines = ["| Fault | What clients saw | longest | own start | served again | note |", "|---|---|---|---|---|---|"]
     for row in rows:
@@ -48,6 +49,4 @@ def write_page() -> None:
         "",
         f"{', '.join(days)}; load of the machine {min(loads):.0f} to {max(loads):.0f} on {os.cpu_count()} cores.",
     ]
-    head, _, rest = PAGE.read_text().partition(MARK)
-    tail = rest.partition(MARK)[2]
-    PAGE.write_text(head + MARK + "\n" + "\n".join(lines) + "\n" + MARK + tail)
+    (ROWS / "table.md").write_text("\n".join(lines) + "\n")

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PLAYS = ROOT / "tests/fixtures/host_plays"
@@ -18,13 +18,14 @@ BIN = pathlib.Path(sys.executable).parent
 
 @dataclass(frozen=True)
 class OwnLab:
-    """``prefix``: of the lab's id, which no other run of the tests has, nor another module of this one."""
+    """``prefix`` and ``suffix``: the lab's id, by default one that no other run has, nor another module of it."""
 
     prefix: str
+    suffix: str = field(default_factory=lambda: str(os.getpid() % 100000))
 
     @property
     def environment(self) -> dict[str, str]:
-        lab_id = f"{self.prefix}{os.getpid() % 100000}"
+        lab_id = self.prefix + self.suffix
         return {**os.environ, "LAB_ID": lab_id, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
 
     def call(self, *words: str | pathlib.Path, data: bytes = b"", check: bool = True) -> str:

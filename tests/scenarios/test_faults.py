@@ -1,8 +1,8 @@
 """Faults under load, on three lab hosts (router, prefill, decode) with the real engine: what clients saw, and how long.
 
 Half an hour in all, so it runs where PDSTACK_LONG is set. Each fault is a test of its own, which takes about a minute
-on hosts that are kept (tests/deployed.py). Each leaves a row below reports/faults, and docs/results/faults.md shows the
-rows there are. What the scenario `cluster` tries in every run of the tests is not tried again here.
+on hosts that are kept (tests/deployed.py). Each leaves a row below reports/faults, and table.md there shows
+the rows there are. What the scenario `cluster` tries in every run of the tests is not tried again here.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def test_router_restarted(system: Deployed) -> None:
 
 
 def test_reboot_of_the_decode_host(system: Deployed) -> None:
-    outcome, row = under_load(system, DECODE, lambda: system.lab("reboot", DECODE))
+    outcome, row = under_load(system, DECODE, lambda: system.lab.call("reboot", DECODE))
     named(row, "reboot of the decode host").keep(11)
     assert outcome.failed > 0
     assert row.own_s is not None
