@@ -100,11 +100,14 @@ def test_equal_tokens_a_tie_and_a_wrong_token() -> None:
         "ties": 0,
         "wrong": 0,
         "largest_difference": pytest.approx(0.02),
+        "different": 3,
     }
     tie = hooked_engine.compare([answer([5, 9, 9], [-1, -1, -1], [1, 1, 1])], [release])
     assert (tie["compared"], tie["equal"], tie["ties"], tie["wrong"]) == (2, 1, 1, 0)
     wrong = hooked_engine.compare([answer([8, 6, 7], [-1, -1, -1], [1, 1, 1])], [release])
     assert (wrong["compared"], wrong["wrong"]) == (1, 1)
+    nothing = answer([5, 5, 5], [float("nan")] * 3, [1, 1, 1])
+    assert hooked_engine.compare([nothing], [nothing])["wrong"] == 1  # two engines that compute NaN agree
 
 
 @pytest.mark.skipif(not WHEELS, reason="PDSTACK_SGLANG names no unpacked wheels")

@@ -1,6 +1,7 @@
 """The hooks inside a real engine: SGLang 0.5.13.post1 with and without them, tokens and step times beside each other.
 
     python3 hooked_engine.py --model FOLDER --out FOLDER [--variants release hooked native] [--kernels on]
+                             [--engine '{"disable_cuda_graph": true}']
 
 FOLDER of --model: what tools/reduced_deepseek_v4 writes. Needs the release's engine on the path (sglang, sglang-kernel,
 tilelang, flashinfer, sgl-deep-gemm, nvcc for its JIT) and one GPU. Variants, each an engine of its own:
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import pathlib
 import random
@@ -107,11 +109,11 @@ def prompts() -> list[list[int]]:
     return [[draw.randrange(40, 500) for _ in range(size)] for count, size in PROMPTS for _ in range(count)]
 
 
-def measure(model: pathlib.Path, out: pathlib.Path) -> None:
-    """In the engine's process: answer, time, write."""
+def measure(model: pathlib.Path, out: pathlib.Path, changed: dict[str, Any]) -> None:
+    """In the engine's process: answer, time, write. ``changed``: arguments of the engine other than `ENGINE`'s."""
     import sglang
 
-    engine = sglang.Engine(model_path=str(model), **ENGINE)
+    engine = sglang.Engine(model_path=str(model), **{**ENGINE, **changed})
     greedy = {"temperature": 0, "ignore_eos": True}
     answers = []
     for _ in range(2):
@@ -146,20 +148,27 @@ def compare(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[st
     """Token by token up to the first that differs: from there on the two answer different questions.
 
     A differing token counts as equal within tolerance where the other answer's margin between its two best tokens is
-    below `TOLERANCE`.
+    below `TOLERANCE`. A log-probability that is no number is wrong: two engines that compute NaN agree on every token.
+    `different` counts the tokens that occur; one alone would make the comparison empty.
     """
     equal = compared = ties = wrong = 0
     largest = 0.0
+    seen: set[int] = set()
     for a, b in zip(mine, theirs, strict=True):
         for i, (x, y) in enumerate(zip(a["ids"], b["ids"], strict=True)):
             compared += 1
+            seen.add(x)
+            if not (math.isfinite(a["logprobs"][i]) and math.isfinite(b["logprobs"][i])):
+                wrong += 1
+                break
             if x != y:
                 margin = b["top"][i][0] - b["top"][i][1]
                 ties, wrong = (ties + 1, wrong) if margin < TOLERANCE else (ties, wrong + 1)
                 break
             equal += 1
             largest = max(largest, abs(a["logprobs"][i] - b["logprobs"][i]))
-    return {"compared": compared, "equal": equal, "ties": ties, "wrong": wrong, "largest_difference": largest}
+    found = {"compared": compared, "equal": equal, "ties": ties, "wrong": wrong, "largest_difference": largest}
+    return {**found, "different": len(seen)}
 
 
 def bounded(command: list[str], env: dict[str, str], log: IO[str], timeout: float) -> int:
@@ -182,6 +191,7 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     site = install(options.out / "site")
     command = [sys.executable, str(HERE / "hooked_engine.py"), "--model", str(options.model), "--out", str(out)]
+    command += ["--engine", json.dumps(options.engine)]
     begin = time.perf_counter()
     with open(out / "engine.log", "w") as log:
         code = bounded([*command, "--inside"], environment(variant, site, out, options.kernels), log, options.timeout)
@@ -209,10 +219,11 @@ def main() -> int:
     parser.add_argument("--variants", nargs="+", choices=sorted(PLUGINS), default=["release", "hooked"])
     parser.add_argument("--kernels", choices=["auto", "on"], default="on")
     parser.add_argument("--timeout", type=float, default=280)
+    parser.add_argument("--engine", type=json.loads, default={}, help="arguments of the engine to change, as JSON")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        measure(options.model, options.out)
+        measure(options.model, options.out, options.engine)
         return 0
     results = {variant: run(variant, options) for variant in options.variants}
     outcome: dict[str, Any] = {"steps": {name: result.get("steps") for name, result in results.items()}}
@@ -226,7 +237,7 @@ def main() -> int:
     (options.out / "outcome.json").write_text(json.dumps(outcome, indent=1) + "\n")
     print(json.dumps(outcome))
     judged = outcome.get("hooked against release", {"wrong": 0})
-    return 0 if all(results.values()) and not judged["wrong"] else 1
+    return 0 if all(results.values()) and not judged["wrong"] and judged.get("different", 2) > 1 else 1
 
 
 if __name__ == "__main__":
