@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import io
+import json
 import logging
 import platform
 import subprocess
@@ -78,6 +79,36 @@ def test_a_servers_account_of_itself_lacks_the_keys_and_keeps_its_length(launch,
     asyncio.run(launch.HideInAnswers(app, [KEY])({"type": "http", "path": path}, None, send))
     assert (KEY.encode() in sent[1]["body"]) is not hidden
     assert len(sent[1]["body"]) == len(body)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "stopping", "status"),
+    [
+        ("POST", "/v1/completions", False, 200),
+        ("POST", "/v1/completions", True, 503),
+        ("POST", "/v1/chat/completions", True, 503),
+        ("POST", "/generate", True, 503),
+        ("GET", "/v1/models", True, 200),
+        ("GET", "/health", True, 200),  # the engine's own word, which is 503 then
+    ],
+)
+def test_an_engine_that_stops_takes_no_new_request(launch, method, path, stopping, status) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path}
+    asyncio.run(launch.RefuseWhileStopping(app, lambda: stopping)(scope, None, send))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == status
+    if status == 503:
+        assert json.loads(sent[1]["body"])["error"]["code"] == 503
+        assert dict(sent[0]["headers"])[b"content-length"] == str(len(sent[1]["body"])).encode()
 
 
 BUSY = """

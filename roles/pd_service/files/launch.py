@@ -7,7 +7,8 @@ have been parsed. PDSTACK_CREDENTIALS names those that must be there: without on
 writes its whole configuration to its log and tells it at /server_info and elsewhere, keys included; both are kept back
 here, in the processes that it spawns too, since each of them imports this file first.
 
-The router's answers leave at once: see send_at_once.
+An engine that was told to stop takes nothing new: see RefuseWhileStopping. The router's answers leave at once: see
+send_at_once.
 """
 
 import ctypes
@@ -63,6 +64,33 @@ def hide_in_logs(secrets):
     logging.setLogRecordFactory(record)
 
 
+GENERATION = ("/v1/", "/generate")
+
+
+class RefuseWhileStopping:
+    """ASGI: answer 503 to what comes after SIGTERM, so that a router sends it elsewhere.
+
+    An engine that drains goes on taking requests. Once it has none it ends its scheduler, and what comes in the seconds
+    after that is computed by nobody, and answered when the router gives up or the unit's stop time ends.
+    """
+
+    ANSWER = b'{"error": {"message": "this engine is shutting down", "type": "ServiceUnavailable", "code": 503}}'
+
+    def __init__(self, app, stopping):
+        self.app = app
+        self.stopping = stopping
+
+    async def __call__(self, scope, receive, send):
+        asked = scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith(GENERATION)
+        if not (asked and self.stopping()):
+            await self.app(scope, receive, send)
+            return
+        length = str(len(self.ANSWER)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": self.ANSWER})
+
+
 class HideInAnswers:
     """ASGI: blank the keys in whatever the server tells of itself. Completions carry no configuration and pass."""
 
@@ -71,7 +99,7 @@ class HideInAnswers:
         self.secrets = [secret.encode() for secret in secrets]
 
     async def __call__(self, scope, receive, send):
-        if scope["type"] != "http" or scope["path"].startswith(("/v1/", "/generate")):
+        if scope["type"] != "http" or scope["path"].startswith(GENERATION):
             await self.app(scope, receive, send)
             return
 
@@ -114,6 +142,10 @@ def engine(keys):
     for name, field in ENGINE_FIELDS.items():
         setattr(arguments, field, keys.get(name))
     http_server.app.add_middleware(HideInAnswers, secrets=list(keys.values()))
+    # The manager, which SIGTERM tells, is there before the server listens.
+    http_server.app.add_middleware(
+        RefuseWhileStopping, stopping=lambda: http_server.get_global_state().tokenizer_manager.gracefully_exit
+    )
     try:
         launch_server.run_server(arguments)
     finally:
