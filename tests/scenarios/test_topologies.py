@@ -144,3 +144,20 @@ def test_a_replica_is_drained_and_brought_back_without_a_failed_request(system: 
         time.sleep(3)
     assert set(running(system)) == {FIRST, SECOND, ROUTER}
     assert load.summary(clients.records).failed == 0, [record for record in clients.records if not record.ok][:5]
+
+
+def test_a_replica_stopped_without_a_drain_finishes_what_it_has_and_refuses_the_rest(system: Deployed) -> None:
+    """As at a reboot. The router sends what was refused to the other replica: no client sees a failure."""
+    system.play("serve.yml", pd_topology=REPLICAS)
+    with system.client(HOST, clients=3) as clients:
+        time.sleep(3)
+        begin = time.monotonic()
+        system.on(HOST, f"systemctl stop {SECOND}")
+        took = time.monotonic() - begin
+        time.sleep(3)
+    seen = load.summary(clients.records, begin)
+    seen_as = f"{seen.words()}, longest {seen.longest_s:.1f} s"
+    keep(f"| (`systemctl stop` of a replica under load) | {seen_as} | {took:.0f} s | - |")
+    system.on(HOST, f"systemctl start {SECOND}")
+    assert seen.failed == 0, [record for record in clients.records if not record.ok][:5]
+    assert took < 60  # of the 120 s that the unit may take

@@ -161,18 +161,23 @@ def fork_with_files():
     return ctypes.PyDLL(None).syscall(CLONE[platform.machine()], CLONE_FILES | signal.SIGCHLD, 0, 0, 0, 0)
 
 
-def listening(port):
-    """Return our socket that listens on a TCP port, as a duplicate; None while there is none."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # no socket, or closed meanwhile
-            continue
+def set_no_delay(file, port):
+    """Set TCP_NODELAY on an open file if it is the socket that listens on a TCP port; say whether it is."""
+    try:
+        # The file itself: a copy that stayed open would count as one more of the router's, which has a limit of them.
+        found = socket.socket(fileno=file)
+    except OSError:  # no socket, or closed meanwhile
+        return False
+    try:
         tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
-        if tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
-            return found
-        found.close()
-    return None
+        ours = tcp and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port
+        if ours:
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return bool(ours)
+    except OSError:  # closed meanwhile
+        return False
+    finally:
+        found.detach()
 
 
 def send_at_once(port, timeout_s=1800):
@@ -194,9 +199,7 @@ def send_at_once(port, timeout_s=1800):
         # A copy of the copy does it: the system's first process waits for that one, the router for none.
         until = time.monotonic() + timeout_s if fork_with_files() == 0 else 0.0
         while time.monotonic() < until:
-            found = listening(port)
-            if found:
-                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if any(set_no_delay(int(file), port) for file in os.listdir("/proc/self/fd")):
                 os.write(2, f"launch.py: port {port} sends small packets at once (TCP_NODELAY)\n".encode())
                 break
             time.sleep(0.1)
