@@ -158,7 +158,7 @@ held_by:
   returned: always
   type: str
 found:
-  description: What was there before (absent, unfinished, damaged or intact).
+  description: What was there before (absent, unfinished, damaged, incomplete or intact).
   returned: always
   type: str
 steps:

@@ -88,7 +88,7 @@ class Observation:
     interpreter: str
     path: str
     wheelhouse: str
-    state: str  # absent | unfinished | damaged | intact
+    state: str  # absent | unfinished | damaged | incomplete (what is there is intact, environments lack) | intact
     drift: Dict[str, Drift]
     installed: Dict[str, Dict[str, str]]  # environment -> package -> version
     current: str  # id, "" where nothing is active
@@ -132,14 +132,19 @@ def observe(request: Request, host: Host) -> Observation:
         )
         if environment == release.ENGINE and request.base and not difference:
             difference = release.compare_base(request.base, request.provided)
-        if difference or not os.path.exists(os.path.join(path, release.folder_of(environment), "bin", "python")):
+        # What the manifest lacks was never proven: an installation that was killed may have left it.
+        unproven = manifest is not None and recorded is None
+        program = os.path.join(path, release.folder_of(environment), "bin", "python")
+        if difference or unproven or not os.path.exists(program):
             drift[environment] = difference
     if not os.path.isdir(path):
         state = "absent"
     elif manifest is None:
         state = "unfinished"
+    elif set(drift) & set(manifest.environments):
+        state = "damaged"
     else:
-        state = "damaged" if drift else "intact"
+        state = "incomplete" if drift else "intact"
     suffix = "py" + python.replace(".", "")
     return Observation(
         id=identity,
@@ -174,6 +179,8 @@ def plan(seen: Observation, request: Request) -> List[Step]:
         steps.append(Step("build", seen.id, "it is not installed"))
     elif seen.state == "unfinished":
         steps.append(Step("repair", seen.id, "its manifest is missing, so it was never proven"))
+    elif seen.state == "incomplete":
+        steps.append(Step("build", seen.id, f"it has no {', '.join(sorted(seen.drift))} yet; the rest stays as it is"))
     elif seen.state == "damaged":
         lines = [f"{name}: {line}" for name, drift in sorted(seen.drift.items()) for line in drift.lines()]
         shown = "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")
@@ -422,24 +429,31 @@ def _build(request: Request, seen: Observation, wheelhouse: Wheelhouse, host: Ho
     # A name of its own: a killed run may leave a uv behind that still writes into the old one for a moment.
     staging = os.path.join(request.root, "releases", f".{seen.id}.{os.getpid()}.partial")
     source = venv_build.Source(seen.wheelhouse, wheelhouse.uv, seen.python, seen.interpreter)
+    pins = request.pins(seen.python)
+    before = seen.manifest if seen.state == "incomplete" else None
+    if before:
+        pins = {name: pins[name] for name in seen.drift}
     environments, seconds = venv_build.build(
-        staging, source, request.pins(seen.python), request.imports, request.environment, host.runner, request.base
+        staging, source, pins, request.imports, request.environment, host.runner, request.base
     )
     manifest = Manifest(
         release=request.name,
         id=seen.id,
         python=seen.python,
         interpreter=seen.interpreter,
-        built=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        environments=environments,
-        seconds=seconds,
+        built=before.built if before else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        environments={**(before.environments if before else {}), **environments},
+        seconds={**(before.seconds if before else {}), **seconds},
     )
     with open(os.path.join(staging, "manifest.json"), "w", encoding="utf-8") as stream:
         json.dump(codec.dump(manifest), stream, indent=1)
         stream.write("\n")
     # All of it is on the disk before its name is: a machine that loses power does not come back with a hollow release.
     host.sync()
-    venv_build.place(staging, seen.path)
+    if before:
+        venv_build.place_beside(staging, seen.path, sorted(pins))
+    else:
+        venv_build.place(staging, seen.path)
 
 
 def _claim(request: Request, identity: str) -> venv_prune.Claim:

@@ -95,6 +95,45 @@ def test_what_was_changed_by_hand_is_repaired(installed):
     assert runner.run([str(installed.root / "current/venv/bin/python"), "-c", "import alpha, beta"]).rc == 0
 
 
+def test_an_environment_that_is_wanted_later_is_added_and_the_others_stay(fake):
+    """Another router: the engines run on from the files that they have, and their units see no newer release."""
+    fake.apply(environments=["engine"])
+    manifest = fake.root / "current/manifest.json"
+    before = {path: path.stat() for path in (fake.root / "current/venv", manifest)}
+    time.sleep(0.02)
+    assert fake.observe().state == "incomplete"
+    assert actions(fake.apply()) == ["build"]
+    after = {path: path.stat() for path in before}
+    assert after[manifest].st_mtime_ns == before[manifest].st_mtime_ns
+    assert after[fake.root / "current/venv"].st_ino == before[fake.root / "current/venv"].st_ino
+    assert set(release.read_manifest(str(fake.root / "current")).environments) == {"engine", "router"}
+    assert fake.observe().state == "intact"
+    assert fake.apply() == []
+    assert runner.run([str(fake.root / "current/router/bin/python"), "-c", "import gamma"]).rc == 0
+    assert not [name for name in os.listdir(fake.root / "releases") if name.startswith(".")]
+
+
+def test_what_is_damaged_is_built_with_what_lacks(fake):
+    fake.apply(environments=["engine"])
+    (fake.site() / "alpha/__init__.py").write_text("raise SystemExit\n")
+    assert fake.observe().state == "damaged"
+    assert actions(fake.apply()) == ["repair"]
+    assert fake.observe().state == "intact"
+
+
+def test_an_environment_that_was_never_proven_is_built_again(installed):
+    """As a kill leaves it between the environment's name and the manifest's."""
+    path = installed.root / "current/manifest.json"
+    document = json.loads(path.read_text())
+    del document["environments"]["router"]
+    path.write_text(json.dumps(document))
+    (installed.site("router") / "gamma/__init__.py").write_text("raise SystemExit\n")
+    assert installed.observe().state == "incomplete"
+    assert actions(installed.apply()) == ["build"]
+    assert installed.observe().state == "intact"
+    assert runner.run([str(installed.root / "current/router/bin/python"), "-c", "import gamma"]).rc == 0
+
+
 def test_bytecode_is_no_drift(installed):
     runner.run([str(installed.root / "current/venv/bin/python"), "-m", "compileall", "-q", str(installed.site())])
     assert list(installed.site().rglob("*.pyc"))
@@ -339,7 +378,7 @@ def test_a_host_that_only_routes_gets_the_router_alone(fake):
     assert runner.run([str(fake.root / "current/router/bin/python"), "-c", "import gamma"]).rc == 0
     assert fake.observe(environments=["router"]).state == "intact"
     assert fake.observe().id == fake.observe(environments=["router"]).id
-    assert fake.observe().state == "damaged"  # once it is to serve as well
+    assert fake.observe().state == "incomplete"  # once it is to serve as well
 
 
 def test_absent_takes_everything_of_the_release(installed):
