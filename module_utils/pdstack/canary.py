@@ -25,6 +25,8 @@ STATE = "/run/pdstack/canary.json"
 LOCK = "/run/pdstack/deploy.lock"  # of a deployment that runs
 DAY_S = 86400.0
 LOCK_S = 2 * 3600.0  # a run that was killed leaves its lock
+AGAIN_S = 5.0  # until the next look at what says nothing at all
+AGAIN_LIMIT_S = 300.0  # of one run, half of its unit's TimeoutStartSec
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,16 @@ class Memory:
 
 @dataclass(frozen=True)
 class Finding:
-    """How a unit was found: ok, stopped, starting, busy, blameless, failing, or (between these) silent."""
+    """How a unit was found: ok, stopped, starting, busy, blameless, failing, or (between these) silent.
+
+    ``mute``: not even an error came by HTTP, so that its main process hangs, not what computes behind it.
+    """
 
     unit: str
     state: str
     seconds: Optional[float] = None
     detail: str = ""
+    mute: bool = False
 
 
 class World:
@@ -87,6 +93,10 @@ class World:
     def healthy(self, endpoint: Endpoint, timeout_s: float) -> bool:
         """Whether an engine generates a token by itself; of a router, whether it answers at all."""
         return bool(self._get(endpoint, "/health", timeout_s).status == 200)
+
+    def mute(self, endpoint: Endpoint) -> bool:
+        """Whether an HTTP server gives no answer at all to what costs it nothing."""
+        return bool(self._get(endpoint, "/v1/models", 5.0).status == 0)
 
     def generating(self, endpoint: Endpoint) -> bool:
         """Whether an engine is generating at this moment: then it is busy, not hung."""
@@ -119,6 +129,9 @@ class World:
     def monotonic(self) -> float:
         return time.monotonic()
 
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def deploying(self) -> bool:
         lock = _read(LOCK)
         return bool(lock) and self.monotonic() - float(lock.get("monotonic", 0.0)) < LOCK_S
@@ -136,7 +149,8 @@ def look(watched: Watched, model: str, limits: Limits, world: World) -> Finding:
     if watched.role == "router":
         return _look_at_router(watched, model, limits, world, detail)
     if not world.healthy(watched.endpoint, limits.timeout_s):
-        return Finding(watched.unit, "silent", None, f"its own /health does not answer; {detail}")
+        detail = f"its own /health does not answer; {detail}"
+        return Finding(watched.unit, "silent", None, detail, world.mute(watched.endpoint))
     if watched.peers and not any(world.healthy(peer, limits.timeout_s) for peer in watched.peers):
         return Finding(watched.unit, "blameless", None, f"answers /health, its peers do not; {detail}")
     if world.generating(watched.endpoint):
@@ -147,7 +161,7 @@ def look(watched: Watched, model: str, limits: Limits, world: World) -> Finding:
 def _look_at_router(watched: Watched, model: str, limits: Limits, world: World, detail: str) -> Finding:
     """A router is to blame when it says nothing, or nothing good while a pair behind it completes."""
     if not world.healthy(watched.endpoint, limits.timeout_s):
-        return Finding(watched.unit, "silent", None, f"does not answer; {detail}")
+        return Finding(watched.unit, "silent", None, f"does not answer; {detail}", world.mute(watched.endpoint))
     prefills = {peer.set: peer for peer in watched.peers if peer.bootstrap_port}
     for peer in watched.peers:
         if not peer.bootstrap_port and world.completion(peer, prefills.get(peer.set), model, limits.timeout_s).ok:
@@ -237,23 +251,37 @@ def remembered(document: Mapping[str, Any]) -> Dict[str, Memory]:
 
 
 def main(config: str = CONFIG, state: str = STATE, world: Optional[World] = None) -> int:
-    """Run once, and leave what was found in ``state``."""
+    """Run once, and leave what was found in ``state``.
+
+    A process that is mute is looked at again at once instead of an interval later: no queue, no long prompt and no
+    compilation makes the HTTP server silent, and it takes looks of up to a minute each to be killed for it.
+    """
     world = world or World()
     document = _read(config)
-    memory = remembered(_read(state))
-    findings, said = run(watched_of(document), str(document["model"]), Limits(**document["limits"]), memory, world)
-    for line in said:
-        print(line)
-    _write(
-        state,
-        {
-            "schema": 1,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "ok": all(found.state in ("ok", "busy") for found in findings),
-            "units": {found.unit: {**found.__dict__, "kills": len(memory[found.unit].kills)} for found in findings},
-            "memory": {item.unit: memory[item.unit].__dict__ for item in watched_of(document)},
-        },
-    )
+    limits, watched, memory = Limits(**document["limits"]), watched_of(document), remembered(_read(state))
+    findings: Dict[str, Finding] = {}
+    begin = world.monotonic()
+    for number in range(limits.failures):
+        if number:
+            world.sleep(AGAIN_S)
+        found, said = run(watched, str(document["model"]), limits, memory, world)
+        for line in said:
+            print(line, flush=True)
+        findings.update((item.unit, item) for item in found)
+        _write(
+            state,
+            {
+                "schema": 1,
+                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "ok": all(item.state in ("ok", "busy") for item in findings.values()),
+                "units": {unit: {**item.__dict__, "kills": len(memory[unit].kills)} for unit, item in findings.items()},
+                "memory": {unit: memory[unit].__dict__ for unit in findings},
+            },
+        )
+        mute = {item.unit for item in found if item.mute and item.state == "failing"}
+        watched = [item for item in watched if item.unit in mute]
+        if not watched or world.monotonic() - begin > AGAIN_LIMIT_S:
+            break
     return 0
 
 

@@ -33,9 +33,12 @@ class World(canary.World):
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.pids = {item.unit: 10 + i for i, item in enumerate(WATCHED)}
-        self.active = {item.unit: "active" for item in WATCHED}
+        units = [*(item.unit for item in WATCHED), "pd-decode@1.service"]
+        self.pids = {unit: 10 + i for i, unit in enumerate(units)}
+        self.active = dict.fromkeys(units, "active")
         self.silent: set[str] = set()  # neither /health nor completions
+        self.compiling: set[str] = set()  # of those, whose HTTP server answers all the same
+        self.slept = 0.0
         self.hung: set[str] = set()  # /health, no completion
         self.busy: set[str] = set()
         self.killed: list[str] = []
@@ -52,6 +55,13 @@ class World(canary.World):
 
     def healthy(self, endpoint: Endpoint, timeout_s: float) -> bool:
         return endpoint.name not in self.silent
+
+    def mute(self, endpoint: Endpoint) -> bool:
+        return endpoint.name in self.silent - self.compiling
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.now += seconds
 
     def generating(self, endpoint: Endpoint) -> bool:
         return endpoint.name in self.busy
@@ -183,7 +193,7 @@ def test_kills_are_spaced_and_bounded_a_day() -> None:
 def test_nothing_is_killed_while_a_deployment_runs() -> None:
     world = World()
     world.looks()
-    world.silent, world.deployment = {"decode-0"}, True
+    world.silent, world.compiling, world.deployment = {"decode-0", "decode-1"}, {"decode-1"}, True
     world.looks(5)
     assert world.killed == []
     assert any("a deployment runs" in line for line in world.said)
@@ -208,13 +218,38 @@ def test_one_run_remembers_for_the_next_by_its_file(tmp_path: Path, capsys: pyte
         return json.loads(state.read_text())
 
     assert look()["ok"]
-    world.silent = {"decode-0"}
+    world.silent = world.compiling = {"decode-0"}
     assert [look()["units"]["pd-decode@0.service"]["state"] for _ in range(2)] == ["failing", "failing"]
     assert not look()["ok"]
     assert world.killed == ["pd-decode@0.service"]
+    assert world.slept == 0
     assert "killed after 3 failures in a row" in capsys.readouterr().out
     state.write_text("{")  # a host that lost power in the middle
     assert look()["ok"]
+
+
+def test_what_says_nothing_at_all_is_looked_at_again_at_once(tmp_path: Path) -> None:
+    """SIGSTOP: three looks of one run, where a scheduler that is busy for minutes has three intervals."""
+    config, state = tmp_path / "canary.json", tmp_path / "state.json"
+    busy = Endpoint("decode-1", "http://d:4", set="pair-1")
+    watched = [
+        {"unit": "pd-decode@0.service", "role": "decode", "endpoint": DECODE.__dict__, "peers": [PREFILL.__dict__]},
+        {"unit": "pd-decode@1.service", "role": "decode", "endpoint": busy.__dict__, "peers": [PREFILL.__dict__]},
+    ]
+    config.write_text(json.dumps({"model": "tiny", "limits": LIMITS.__dict__, "watched": watched}))
+    world = World()
+    world.silent = {"decode-0"}
+    canary.main(str(config), str(state), world)
+    assert (world.killed, world.slept) == ([], 0), "it has not answered yet: it is starting"
+    world.silent = set()
+    canary.main(str(config), str(state), world)
+    world.silent, world.compiling, world.deployment = {"decode-0", "decode-1"}, {"decode-1"}, True
+    canary.main(str(config), str(state), world)
+    assert (world.killed, world.slept) == ([], 2 * canary.AGAIN_S), "a deployment runs, and the run ends"
+    world.deployment = False
+    canary.main(str(config), str(state), world)
+    assert world.killed == ["pd-decode@0.service"]
+    assert json.loads(state.read_text())["memory"]["pd-decode@1.service"]["failures"] == 2, "once in each run"
 
 
 def test_what_is_put_on_a_host_imports_by_itself(tmp_path: Path) -> None:
@@ -238,7 +273,11 @@ class Stub(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.rooms.append(body.get("bootstrap_room"))  # type: ignore[attr-defined]
+        room = body.get("bootstrap_room")
+        self.server.rooms.append(room)  # type: ignore[attr-defined]
+        waited = time.monotonic() + 10
+        while room not in self.server.source.rooms and time.monotonic() < waited:  # type: ignore[attr-defined]
+            time.sleep(0.01)  # decode has no KV cache before prefill has the request
         hung = self.server.hung  # type: ignore[attr-defined]
         self.answer({"usage": {"completion_tokens": 0 if hung else body["max_tokens"]}})
 
@@ -258,6 +297,7 @@ def servers() -> Iterator[dict[str, Any]]:
     made = {name: http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stub) for name in ("prefill", "decode", "router")}
     for server in made.values():
         server.rooms, server.hung = [], False  # type: ignore[attr-defined]
+        server.source = server if server is made["router"] else made["prefill"]  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()
     yield made
     for server in made.values():
