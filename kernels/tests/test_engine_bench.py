@@ -32,6 +32,7 @@ class Model(torch.nn.Module):
             "norm_weight": torch.zeros(64),
             "attn_sink": torch.zeros(4),
             "hc_attn_scale": torch.zeros(3),
+            "e_score_correction_bias": torch.zeros(256),
             "wq_b_weight": torch.zeros(16, 64).to(torch.float8_e4m3fn),
             "wq_b_weight_scale_inv": torch.zeros(1, 1),
             "w13_weight": torch.zeros(2, 8, 64, dtype=torch.int32),
@@ -58,6 +59,9 @@ def test_dummy_weights_are_numbers_and_the_same_everywhere() -> None:
     assert 0.7 < float(scaled.var() * 64) < 1.4
     assert state["w2_weight_scale"].float().unique().item() == 2.0**-8
     assert abs(float(state["norm_weight"].mean()) - 1) < 0.1
+    # The bias alone chooses six experts: scores are sqrt(softplus(x)) of x of unit variance, and differ by less.
+    ordered = state["e_score_correction_bias"].sort(descending=True).values
+    assert float(ordered[5] - ordered[6]) == 3
 
 
 def test_the_plugins_are_found_where_they_are_installed(tmp_path: pathlib.Path) -> None:

@@ -1,7 +1,7 @@
 """The hooks inside a real engine: SGLang 0.5.13.post1 with and without them, tokens and step times beside each other.
 
     python3 hooked_engine.py --model FOLDER --out FOLDER [--variants release hooked native] [--kernels on]
-                             [--engine '{"disable_cuda_graph": true}']
+                             [--steps 1x512 16x2048] [--engine '{"disable_cuda_graph": true}']
 
 FOLDER of --model: what tools/reduced_deepseek_v4 writes. Needs the release's engine on the path (sglang, sglang-kernel,
 tilelang, flashinfer, sgl-deep-gemm, nvcc for its JIT) and one GPU. Variants, each an engine of its own:
@@ -37,8 +37,8 @@ TOLERANCE = 0.15
 # (requests, tokens of each prompt): one row, the window alone, top-k as identity, top-k that selects.
 PROMPTS = [(1, 40), (2, 500), (2, 3000), (2, 5000)]
 ANSWER = 48
-# (requests, tokens of context) whose decode steps are timed.
-STEPS = [(1, 512), (16, 4096), (64, 4096)]
+# (requests, tokens of context) whose decode steps are timed; the release's path prefills 4,100 tokens/s on an H200.
+STEPS = [(1, 512), (16, 2048), (64, 512)]
 # The torch indexer's time follows this, not the context: 16,384 compressed keys.
 CONTEXT = 65536
 ENGINE = {
@@ -53,7 +53,7 @@ ENGINE = {
     "log_level": "info",
     "max_running_requests": 64,
     "mem_fraction_static": 0.6,
-    "moe_runner_backend": "marlin",
+    "moe_runner_backend": "triton",
     "random_seed": 0,
     "skip_server_warmup": True,
     "skip_tokenizer_init": True,
@@ -94,7 +94,10 @@ def environment(variant: str, site: pathlib.Path, out: pathlib.Path, mode: str) 
     env = dict(os.environ)
     env["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [env.get("PYTHONPATH")])])
     env["SGLANG_PLUGINS"] = PLUGINS[variant]
-    env["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"  # minutes of compilation for what is not measured here
+    # Minutes of compilation for what is not measured here: DeepGEMM, and Marlin's kernel for FP4 experts (over three
+    # minutes on one core of an H200's machine). Experts are FP8, in every variant.
+    env["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
+    env["SGLANG_DSV4_FP4_EXPERTS"] = "0"
     if variant != "native":
         env |= pdstack_sm120_route.ROUTE
     if variant == "hooked":
@@ -109,11 +112,11 @@ def prompts() -> list[list[int]]:
     return [[draw.randrange(40, 500) for _ in range(size)] for count, size in PROMPTS for _ in range(count)]
 
 
-def measure(model: pathlib.Path, out: pathlib.Path, changed: dict[str, Any]) -> None:
-    """In the engine's process: answer, time, write. ``changed``: arguments of the engine other than `ENGINE`'s."""
+def measure(options: argparse.Namespace) -> None:
+    """In the engine's process: answer, time, write."""
     import sglang
 
-    engine = sglang.Engine(model_path=str(model), **{**ENGINE, **changed})
+    engine = sglang.Engine(model_path=str(options.model), **{**ENGINE, **options.engine})
     greedy = {"temperature": 0, "ignore_eos": True}
     answers = []
     for _ in range(2):
@@ -125,7 +128,7 @@ def measure(model: pathlib.Path, out: pathlib.Path, changed: dict[str, Any]) -> 
         )
         answers.append([_answer(one) for one in got])
     steps = []
-    for requests, context in STEPS:
+    for requests, context in options.steps:
         ids = [[40 + (i * 7 + j * 13) % 460 for j in range(context)] for i in range(requests)]
         times = {}
         for tokens in (1, 65, 1, 65):  # the second round is what counts: the first compiles
@@ -133,7 +136,7 @@ def measure(model: pathlib.Path, out: pathlib.Path, changed: dict[str, Any]) -> 
             engine.generate(input_ids=ids, sampling_params=greedy | {"max_new_tokens": tokens})
             times[tokens] = time.perf_counter() - begin
         steps.append({"requests": requests, "context": context, "step_ms": (times[65] - times[1]) / 64 * 1e3})
-    (out / "result.json").write_text(json.dumps({"answers": answers, "steps": steps}))
+    (options.out / "result.json").write_text(json.dumps({"answers": answers, "steps": steps}))
     engine.shutdown()
 
 
@@ -192,6 +195,7 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     site = install(options.out / "site")
     command = [sys.executable, str(HERE / "hooked_engine.py"), "--model", str(options.model), "--out", str(out)]
     command += ["--engine", json.dumps(options.engine)]
+    command += ["--steps", *(f"{requests}x{context}" for requests, context in options.steps)]
     begin = time.perf_counter()
     with open(out / "engine.log", "w") as log:
         code = bounded([*command, "--inside"], environment(variant, site, out, options.kernels), log, options.timeout)
@@ -211,6 +215,11 @@ def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def _sizes(words: str) -> tuple[int, int]:
+    requests, _, context = words.partition("x")
+    return int(requests), int(context)
+
+
 def main() -> int:
     """Run the variants and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -219,11 +228,12 @@ def main() -> int:
     parser.add_argument("--variants", nargs="+", choices=sorted(PLUGINS), default=["release", "hooked"])
     parser.add_argument("--kernels", choices=["auto", "on"], default="on")
     parser.add_argument("--timeout", type=float, default=280)
+    parser.add_argument("--steps", nargs="*", type=_sizes, default=STEPS, help="REQUESTSxCONTEXT of timed steps")
     parser.add_argument("--engine", type=json.loads, default={}, help="arguments of the engine to change, as JSON")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        measure(options.model, options.out, options.engine)
+        measure(options)
         return 0
     results = {variant: run(variant, options) for variant in options.variants}
     outcome: dict[str, Any] = {"steps": {name: result.get("steps") for name, result in results.items()}}

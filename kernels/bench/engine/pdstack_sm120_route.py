@@ -5,7 +5,10 @@ is yes for attention and indexer on any card: an H200 then runs the path of sm_1
 The rest of the route is environment variables that the release sets for itself on sm_120: see ROUTE.
 
 The release's own dummy weights lie within 0.001: in FP8 they are zeros, and the model's output would not depend on its
-attention. `fill` draws weights that keep activations near unit variance, the same in every process.
+attention. `fill` draws weights that keep activations near unit variance, the same in every process. The gate's bias is
+a ladder, so that it alone chooses the experts: with random weights the sixth and the seventh of 256 lie so near each
+other that the last bit of a bf16 sum chooses between them, and what was compared then was two different models (on an
+H200 the release differed from itself by 0.3 in a log-probability, and so did the hooked engine from the release).
 
 Never installed with the kernels: `hooked_engine.py` puts it on the path of the engines that it compares.
 """
@@ -71,7 +74,10 @@ def fill(model: Any, *_: Any, **__: Any) -> None:
             value.copy_(drawn if quantised or "embed" in name else drawn * value.shape[-1] ** -0.5)
         else:
             drawn = torch.randn(value.shape, generator=draw, device=value.device, dtype=torch.float32)
-            value.copy_(1 + 0.1 * drawn if "norm" in name or name.endswith("scale") else 0.1 * drawn)
+            if "correction_bias" in name:
+                value.copy_(3 * drawn.argsort().argsort())  # ranks
+            else:
+                value.copy_(1 + 0.1 * drawn if "norm" in name or name.endswith("scale") else 0.1 * drawn)
 
 
 def _inputs(name: str, state: dict[str, Any]) -> int:
