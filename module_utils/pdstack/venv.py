@@ -77,6 +77,7 @@ class Host:
     machine: Callable[[], str] = platform.machine
     in_use: Callable[[str], List[str]] = lambda folder: releases_in_use(folder)
     sync: Callable[[], None] = os.sync
+    hidden: Sequence[str] = ("/home", "/root", "/run/user")  # what ProtectHome=yes in the units hides
 
 
 @dataclass
@@ -220,7 +221,7 @@ def check(seen: Observation, request: Request, host: Host, hashes: bool = True) 
         needed = [wheel for wheel in wheelhouse.wheels if wheel.file in pins or wheel.file == wheelhouse.uv]
         problems += release.check_wheels(seen.wheelhouse, needed, hashes)
     problems += _check_carried(seen, request, wheelhouse, hashes) if seen.carried else _check_interpreter(seen, host)
-    problems += _check_base(request)
+    problems += _check_places(seen, request, host) + _check_base(request)
     problems += _check_space(request, wheelhouse, seen, host)
     if problems:
         raise ReleaseRefused(problems)
@@ -348,6 +349,21 @@ def _check_system(wheelhouse: Wheelhouse, host: Host) -> List[Refusal]:
             )
         )
     return problems
+
+
+def _check_places(seen: Observation, request: Request, host: Host) -> List[Refusal]:
+    """Refuse what the installer reads and the service would not find: it ended with status 203/EXEC."""
+    remedy = "leave sglang_runtime_python out (a Python of the distribution, or one that the wheelhouse brings)"
+    places = {"python": (seen.interpreter, remedy), "root": (request.root, "choose a folder elsewhere, such as /opt")}
+    if request.base:
+        places["base"] = (request.base, "install these packages where the service user can read them")
+    return [
+        Refusal(
+            name, os.path.realpath(path), f"a place outside {', '.join(host.hidden)} (ProtectHome of the units)", words
+        )
+        for name, (path, words) in places.items()
+        if any(os.path.realpath(path).startswith(f"{folder}/") for folder in host.hidden)
+    ]
 
 
 def _check_interpreter(seen: Observation, host: Host) -> List[Refusal]:

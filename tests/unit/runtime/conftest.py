@@ -67,6 +67,7 @@ class Fake:
             **{
                 "runner": runner.run,
                 "search": [str(self.search)],
+                "hidden": (),  # a developer's Python may lie in a home folder
                 "in_use": lambda folder: [],
                 "sync": lambda: None,
                 **changes,
