@@ -309,6 +309,10 @@ def test_former_names_lead_to_names_that_there_are() -> None:
     roles = [yaml.safe_load(path.read_text()) for path in ROLE_SPECS]
     known |= {name for spec in roles for entry in spec["argument_specs"].values() for name in entry.get("options", {})}
     assert len(ROLE_SPECS) > 5
+    ever = set((ROLE_SPECS[0].parents[3] / "docs/reference/names.txt").read_text().split())
+    gone = ever - known - set(settings.RENAMED)
+    assert gone == set(), "an inventory of an earlier version may have them: settings.RENAMED says what they are now"
+    assert known <= ever
     for former, became in settings.RENAMED.items():
         assert became.now in known
         assert former not in known
