@@ -22,7 +22,10 @@ class ActionModule(ActionBase):
             path = os.path.normpath(os.path.join(folder, name))
             if not path.startswith(folder + os.sep):  # the names come from the host
                 return {"failed": True, "msg": f"the host named a document {name!r}"}
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            with open(path, "w", encoding="utf-8") as stream:
-                stream.write(text)
+            try:
+                os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+                with open(path, "w", encoding="utf-8") as stream:
+                    stream.write(text)
+            except OSError as error:
+                return {"failed": True, "msg": f"not written on the controller: {path}: {error.strerror}"}
         return found

@@ -41,12 +41,24 @@ class ActionModule(ActionBase):
         }
         clean = {name: redactor.text(text) for name, text in documents.items()}
         clean["removed.json"] = json.dumps(redactor.counts, indent=1, sort_keys=True) + "\n"
-        (folder / "controller").mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, text in clean.items():
-            (folder / "controller" / name).write_text(text)
-        count = pack(folder, dest)
-        shutil.rmtree(folder)
+        try:
+            (folder / "controller").mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name, text in clean.items():
+                (folder / "controller" / name).write_text(text)
+            count = pack(folder, dest)
+        except OSError as error:
+            return {**result, "failed": True, "msg": cannot_be_written(dest, error)}
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         return {**result, "changed": False, "dest": str(dest), "count": count, "bytes": dest.stat().st_size}
+
+
+def cannot_be_written(dest: Path, error: OSError) -> str:
+    return (
+        f"The bundle was not written, and nothing is left of it. Found: {error.strerror or error} "
+        f"({error.filename or dest}). Needed: some ten MB for each host in {dest.parent}, and the right to write "
+        f"there. Do: name another place with -e pd_bundle=PATH.tar.gz"
+    )
 
 
 def variables(task_vars: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,9 +95,13 @@ def pack(folder: Path, dest: Path) -> int:
     draft = dest.with_name(f".{dest.name}.{os.getpid()}")
     name = dest.name.removesuffix(".tar.gz")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        archive.add(folder, arcname=name, filter=owned_by_nobody)
-    draft.replace(dest)
+    try:
+        with open(descriptor, "wb") as stream, tarfile.open(fileobj=stream, mode="w:gz") as archive:
+            archive.add(folder, arcname=name, filter=owned_by_nobody)
+        draft.replace(dest)
+    except OSError:
+        draft.unlink()
+        raise
     return sum(1 for path in folder.rglob("*") if path.is_file())
 
 

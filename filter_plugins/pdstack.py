@@ -18,6 +18,7 @@ from ansible.module_utils.pdstack import (
     rollback,
     rolling,
     service,
+    support,
     warm_up,
 )
 
@@ -86,6 +87,11 @@ def failures(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> str:
     return "\n".join(f"{host}: {result.get('msg', result)}" for host, result in found.items() if result)
 
 
+def bundle_failures(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Dict[str, str]]:
+    """Return what of the support bundle's steps failed on each host, from their results; {} for a host told whole."""
+    return {host: support.failures({name: hostvars[host].get(name) for name in support.STEPS}) for host in hosts}
+
+
 class FilterModule:
     """The filters that the roles use."""
 
@@ -96,6 +102,7 @@ class FilterModule:
             "pd_firewall_wanted": firewall.wanted,
             "pd_addresses_of": addresses_of,
             "pd_architectures_of": architectures_of,
+            "pd_bundle_failures": bundle_failures,
             "pd_facts_of": facts_of,
             "pd_hardware": hardware,
             "pd_instances_of": service.instances_of,

@@ -64,6 +64,12 @@ LINKS = ("/opt/pdstack/current", "/opt/pdstack/previous", "/opt/pdstack/cuda")
 # Whose contents are hunted for in everything else.
 SECRET_FILES = ("/etc/pdstack/credentials/*", "/var/lib/pdstack/checkpoint/secrets/*")
 KERNEL = r"NVRM|Xid|nvidia|oom|Out of memory|mce:|Machine check|AER:|pcieport|mlx5|IOMMU"
+# What the playbook registers of a host -> what the step is called, and a key that its result has where it went well.
+STEPS = {
+    "pd_host": ("plan, ports and disks", "facts"),
+    "pd_gpu": ("probe", "facts"),
+    "__bundle_gathered": ("documents", "count"),
+}
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,19 @@ def collect(
     clean = {name: redactor.text(_bounded(text, limits.size)) for name, text in sorted(found.items())}
     clean["removed.json"] = json.dumps(redactor.counts, indent=1, sort_keys=True) + "\n"
     return clean
+
+
+def failures(results: Mapping[str, Optional[Mapping[str, Any]]]) -> Dict[str, str]:
+    """Return, by step, why it gave nothing. ``results``: by the names of STEPS, None where a step did not run."""
+    found = {}
+    for name, (step, sign) in STEPS.items():
+        result = results.get(name) or {"msg": "not tried"}
+        if result.get("unreachable"):
+            return {"connection": str(result.get("msg", "")).strip()}  # nothing else was tried
+        if sign not in result:
+            words = [str(result.get(key) or "").strip() for key in ("msg", "module_stderr", "stderr")]
+            found[step] = "\n".join(word for word in dict.fromkeys(words) if word)[-2000:]
+    return found
 
 
 def known_secrets(documents: Mapping[str, str], root: str) -> List[str]:
