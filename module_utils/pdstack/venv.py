@@ -357,10 +357,9 @@ def _check_places(seen: Observation, request: Request, host: Host) -> List[Refus
     places = {"python": (seen.interpreter, remedy), "root": (request.root, "choose a folder elsewhere, such as /opt")}
     if request.base:
         places["base"] = (request.base, "install these packages where the service user can read them")
+    needed = f"a place outside {', '.join(host.hidden)} (ProtectHome of the units)"
     return [
-        Refusal(
-            name, os.path.realpath(path), f"a place outside {', '.join(host.hidden)} (ProtectHome of the units)", words
-        )
+        Refusal(name, os.path.realpath(path), needed, words)
         for name, (path, words) in places.items()
         if any(os.path.realpath(path).startswith(f"{folder}/") for folder in host.hidden)
     ]

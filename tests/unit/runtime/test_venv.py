@@ -198,17 +198,6 @@ def test_a_python_without_its_standard_library_is_refused(fake):
     assert "No module named 'ctypes'" in refusals(caught)[str(fake.search / name)].found
 
 
-def test_a_python_that_the_units_cannot_see_is_refused(fake, tmp_path):
-    """ProtectHome=yes: the installation succeeded and every unit ended with status 203/EXEC."""
-    elsewhere = os.path.dirname(os.path.realpath(next(fake.search.iterdir())))
-    for hidden, subject in ((elsewhere, "python"), (str(tmp_path), "root")):
-        with pytest.raises(release.ReleaseRefused) as caught:
-            venv.apply(fake.request(), fake.host(hidden=(hidden,)))
-        assert refusals(caught)[subject].found.startswith(hidden)
-        assert "ProtectHome" in refusals(caught)[subject].needed
-        assert not (fake.root / "current").exists()
-
-
 def test_a_full_disk_is_refused_with_what_is_short(fake):
     with pytest.raises(release.ReleaseRefused) as caught:
         venv.apply(fake.request(), fake.host(free=lambda path: 10))
