@@ -100,6 +100,7 @@ def attention(cut: sparse_mla.Config, capability: int, page1: int = 64) -> Compi
         "DT": tl.float16,
         "PACKED": True,
         "OVERLAP": True,
+        "LATE": True,
     }
     return Compiled(sparse_mla_jit.decode_kernel, capability, cut.warps, constants)
 

@@ -78,7 +78,7 @@ def test_only_the_asked_heads_are_computed() -> None:
         assert torch.allclose(lse, want_lse[:, 4:12], atol=1e-3)
 
 
-@pytest.mark.parametrize("cut", [(16, 32, 4, 1, 1), (16, 64, 8, 3, 2), (32, 32, 4, 1, 3), (32, 64, 8, 2, 1)])
+@pytest.mark.parametrize("cut", [(8, 32, 4, 2, 1), (16, 64, 8, 3, 2), (32, 32, 4, 1, 1), (32, 64, 8, 1, 3)])
 def test_every_cut_gives_the_same(cut: tuple[int, int, int, int, int]) -> None:
     case = cases.Attention("cut", 3, 40, width0=100, width1=130, short=True)
     out, _, inputs = run(case, config=sparse_mla.Config(*cut))

@@ -70,10 +70,15 @@ def choose(rows: int, heads: int, width0: int, width1: int, sms: int, shared: in
 
     if programs * tiles(32) <= sms:
         return Config(heads=block, tokens=32, warps=4, splits=min(MOST_SPLITS, tiles(32)))
+    if heads <= 8 and programs * tiles(32) <= 2 * sms and roomy:
+        return Config(heads=8, tokens=32, warps=4, splits=tiles(32))
     if block == 16 and programs * tiles(64) <= sms:
         return Config(heads=16, tokens=64, warps=8, splits=tiles(64))
     if block == 32 and programs * tiles(64) <= 2 * sms and roomy:
         return Config(heads=32, tokens=64, warps=8, splits=1)
+    if block == 32 and sms < 2 * programs <= 2 * sms and tiles(64) <= 10 and roomy:
+        # No merge, which at 64 rows of 64 heads takes 6 us; for longer rows it is the smaller part.
+        return Config(heads=32, tokens=64, warps=8, splits=1, stages=3)
     stages = 3 if roomy else 1 if block == 16 else 2
     resident = sms if block == 32 and 2 * programs <= sms else 2 * sms
     share = max(3, -(-tiles(32) // max(1, min(MOST_SPLITS, resident // programs))))
@@ -135,16 +140,19 @@ def sparse_mla_decode(
     lse = torch.empty(rows, heads, 1, dtype=torch.float32, device=q.device)
     if rows == 0:
         return out, lse
-    cut = config or choose(rows, heads, width0, width1, *device_limits(q.device))
+    sms, shared = device_limits(q.device)
+    cut = config or choose(rows, heads, width0, width1, sms, shared)
+    blocks = triton.cdiv(heads, cut.heads)
     part, part_lse = out, lse
     if cut.splits > 1:
         shape = (rows, cut.splits, heads, layout.HEAD_DIM)
         part = torch.empty(shape, dtype=q.dtype, device=q.device)
         part_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
-    # Programmatic dependent launch: a kernel is set up while the one before still runs.
+    # Programmatic dependent launch: a kernel is set up while the one before still runs. With more programs than
+    # multiprocessors that waits for the tiles: programs set up early go where there is room, not where there is time.
     overlap = q.is_cuda
     sink = lse if attn_sink is None else attn_sink
-    sparse_mla_jit.decode_kernel[(triton.cdiv(heads, cut.heads), cut.splits, rows)](
+    sparse_mla_jit.decode_kernel[(blocks, cut.splits, rows)](
         q,
         cache0,
         index0,
@@ -182,6 +190,7 @@ def sparse_mla_decode(
         DT=dot_dtype,
         PACKED=dot_dtype == tl.float16,
         OVERLAP=overlap,
+        LATE=blocks * cut.splits * rows > sms,
         num_warps=cut.warps,
         launch_pdl=overlap,
     )

@@ -169,13 +169,16 @@ def decode_kernel(
     DT: tl.constexpr,
     PACKED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    LATE: tl.constexpr,
 ):
     """Grid (head blocks, splits, rows). PAGE1 = 0: no second pool. Not SPLIT: the one program finishes the row.
 
     STAGES: 1 reads a tile into registers when it is needed; n has n - 1 tiles on their way into shared memory.
+    LATE: the next kernel is set up when the tiles are done, not at once.
     """
     if OVERLAP:
-        gdc_launch_dependents()
+        if not LATE:
+            gdc_launch_dependents()
         gdc_wait()
     split = tl.program_id(1)
     splits = tl.num_programs(1)
@@ -188,9 +191,8 @@ def decode_kernel(
     tiles = tiles0
     if PAGE1 > 0:
         tiles = tiles0 + tl.cdiv(width1, T)
-    share = tl.cdiv(tiles, splits)
-    begin = split * share
-    end = tl.minimum(begin + share, tiles)
+    begin = split * tiles // splits
+    end = (split + 1) * tiles // splits
     row0 = indices0 + row * index_stride0
     row1 = indices1 + row * index_stride1
     count0 = width0
@@ -252,6 +254,8 @@ def decode_kernel(
             new_acc = new_acc + (tl.dot(p.to(DT), k[c], acc[c] * shrink[:, None], input_precision="ieee"),)
         acc = new_acc
 
+    if OVERLAP and LATE:
+        gdc_launch_dependents()
     total = tl.sum(totals, 1)
     seen = total > 0
     lse2 = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
@@ -291,8 +295,8 @@ def merge_kernel(
 ):
     """Grid (heads, rows): out = sum_s 2^(lse_s - m) O_s / (sum_s 2^(lse_s - m) + 2^(sink * log2(e) - m))."""
     if OVERLAP:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, 512)
