@@ -5,6 +5,7 @@ Needs the network once, for the locked wheels of the engine and the router (90 M
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import re
@@ -133,6 +134,35 @@ def test_environment_variables_are_ones_that_the_engine_reads(release: str) -> N
     text = engine_source(LOCKED[release])
     missing = sorted(name for name in ours if not re.search(rf"\b{name}\b", text))
     assert not missing, f"{release} does not know {missing}"
+
+
+@pytest.mark.parametrize("release", sorted(flags.RELEASES))
+def test_the_launcher_takes_what_the_engine_has(release: str) -> None:
+    """launch.py reaches into the engine: a name that is gone would end each start, or each request, of that release."""
+    launcher = ast.parse((wheels.ROOT / "roles/pd_service/files/launch.py").read_text())
+    (engine,) = [node for node in launcher.body if isinstance(node, ast.FunctionDef) and node.name == "engine"]
+    modules = {}
+    for item in [node for node in ast.walk(engine) if isinstance(node, ast.ImportFrom)]:
+        modules.update({alias.name: f"{item.module}.{alias.name}" for alias in item.names})
+    used = [node for node in ast.walk(engine) if isinstance(node, ast.Attribute)]
+    reached = {(node.value.id, node.attr) for node in used if isinstance(node.value, ast.Name)}
+    folder = wheels.unpacked(LOCKED[release], "engine", wheels.ENGINE)
+    checked = set()
+    for module, name in sorted(pair for pair in reached if pair[0] in modules):
+        source = (folder / f"{modules[module].replace('.', '/')}.py").read_text()
+        assert re.search(rf"(^|\bdef |\bimport .*|^    ){name}\b", source, re.MULTILINE), f"{module}.{name}"
+        checked.add(f"{module}.{name}")
+    assert checked == {
+        "http_server.app",
+        "http_server.get_global_state",
+        "launch_server.kill_process_tree",
+        "launch_server.prepare_server_args",
+        "launch_server.run_server",
+    }
+    manager = (folder / "sglang/srt/managers/tokenizer_manager.py").read_text()
+    assert re.search(r"self\.gracefully_exit = False", manager)
+    assert re.search(r"tokenizer_manager\.gracefully_exit = True", manager)  # in its handler of SIGTERM
+    assert "tokenizer_manager" in (folder / "sglang/srt/entrypoints/http_server.py").read_text()
 
 
 @functools.cache
