@@ -75,10 +75,18 @@ def way_back(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any
     return {**found, "words": rollback.table(states)}
 
 
-def switched(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the way back of a run that switched every host from one release; empty where it did not."""
-    found = rollback.switched({host: hostvars[host].get("sglang_runtime_switched", {}).get("former") for host in hosts})
-    return codec.dump(found) if found else {}
+def switched(hosts: Iterable[str], hostvars: Mapping[str, Any], model: bool = False) -> Dict[str, Any]:
+    """Return the way back of a run that switched every host from one release, in words too; empty where it did not.
+
+    With ``model``, which counts once the service is touched, a run that changed the model's commit has one, too.
+    """
+    names = list(hosts)
+    former = {host: hostvars[host].get("sglang_runtime_switched", {}).get("former") for host in names}
+    plans = {host: hostvars[host].get("pd_host", {}).get("plan") for host in names} if model else {}
+    # checkpoint.yml alone makes no plan
+    planned = hostvars[names[0]].get("pd_planned", {}).get("plan", {}) if names else {}
+    found = rollback.switched(former, plans, planned)
+    return {**codec.dump(found), **rollback.words(found, planned)} if found else {}
 
 
 def failures(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> str:

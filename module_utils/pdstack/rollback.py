@@ -1,8 +1,8 @@
-"""The way back to the release before: pure decisions over what the hosts' manifests say."""
+"""The way back to the release and the commit of the model before: pure decisions over what the hosts say."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional
 
 from .intent import natural_key
@@ -17,10 +17,14 @@ class NoWayBack(Refused):
 
 @dataclass(frozen=True)
 class WayBack:
-    """The release to go back to, and its id on each host (hosts may run different Pythons)."""
+    """The release to go back to, its id on each host (hosts may run different Pythons), and the commit of the model.
+
+    ``ids`` is empty where the release stays. ``model`` has what of pd_model was in force, and is empty where it stays.
+    """
 
     release: str
     ids: Dict[str, str]
+    model: Dict[str, str] = field(default_factory=dict)
 
 
 def way_back(hosts: Mapping[str, Mapping[str, Any]]) -> WayBack:
@@ -63,16 +67,59 @@ def table(hosts: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def switched(hosts: Mapping[str, Optional[Mapping[str, Any]]]) -> Optional[WayBack]:
-    """Return the way back of a run that switched releases; None where it switched none, or not all from one.
+def switched(
+    hosts: Mapping[str, Optional[Mapping[str, Any]]],
+    before: Mapping[str, Optional[Mapping[str, Any]]],
+    planned: Mapping[str, Any],
+) -> Optional[WayBack]:
+    """Return the way back of a run that switched the release, the model's commit, or both; None where there is none.
 
     ``hosts`` maps each host of the play to the former release that pd_venv reported in this run, None where it
-    switched nothing there.
+    switched nothing there; a run that switched some hosts only, or from several releases, has no way back.
+    ``before`` maps each host to the plan that it had, empty where the model is not to be gone back on.
     """
     former = {host: item for host, item in hosts.items() if item}
-    if not former or len(former) < len(hosts) or len({item["release"] for item in former.values()}) > 1:
+    if former and (len(former) < len(hosts) or len({item["release"] for item in former.values()}) > 1):
         return None
-    return WayBack(next(iter(former.values()))["release"], {host: item["id"] for host, item in former.items()})
+    model = _commit_before([before.get(host) or {} for host in hosts], planned)
+    if former:
+        return WayBack(next(iter(former.values()))["release"], {host: it["id"] for host, it in former.items()}, model)
+    return WayBack(str(planned["release"]), {}, model) if model else None
+
+
+def _commit_before(plans: List[Mapping[str, Any]], planned: Mapping[str, Any]) -> Dict[str, str]:
+    """Return what all hosts served of the model that is planned, where its commit is another one now."""
+    models = [plan.get("model") for plan in plans]
+    now = planned.get("model")
+    if not models or not now or any(model != models[0] for model in models):
+        return {}
+    was = models[0] or {}
+    if was.get("repo") != now["repo"] or was["revision"] == now["revision"]:
+        return {}
+    return {key: str(was[key]) for key in ("revision", "served_name")}
+
+
+def words(way: WayBack, planned: Mapping[str, Any]) -> Dict[str, str]:
+    """Return what was ``tried``, what it goes ``back`` to, and what the inventory has to say (``advice``)."""
+    tried, back, settings = [], [], []
+    if way.ids:
+        tried, back = [str(planned["release"])], [way.release]
+        settings = [f"pd_release: {way.release}"]
+    if way.model:
+        tried.append(f"commit {planned['model']['revision'][:12]} of the model")
+        back.append(f"commit {way.model['revision'][:12]} of the model")
+        settings.append(f"pd_model.revision: {way.model['revision']}")
+    told = {"tried": " with ".join(tried), "back": " with ".join(back)}
+    if way.ids and way.release == planned["release"]:
+        told["back"] = " with ".join([f"{way.release} as it was before", *back[1:]])
+        advice = "The release's locks are others now: deploy with the version of the bundle before"
+        advice += "".join(f" and with {setting}" for setting in settings[1:])
+    else:
+        advice = f"Set {' and '.join(settings)} in the inventory"
+    return {
+        **told,
+        "advice": f"{advice} until the cause is found; the next deployment tries {told['tried']} otherwise.",
+    }
 
 
 def _name(installed: Optional[Mapping[str, Any]]) -> str:

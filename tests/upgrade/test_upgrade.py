@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +95,31 @@ def test_a_release_that_does_not_serve_is_taken_back(host: Any, model: dict[str,
     assert (release(host, "current"), after["release"], running(host, after)) == (NEW, NEW, {NEW})
     assert answer(host, after) == old_answer
     host.check_output(f"cp -p /run/whole.pyc {cached}")
+
+
+@pytest.mark.skipif(not os.environ.get("PDSTACK_LONG"), reason="PDSTACK_LONG is not set: as the other")
+def test_a_commit_of_the_model_that_does_not_serve_is_taken_back(
+    host: Any, model: dict[str, Any], tmp_path: Path
+) -> None:
+    """All its files are what its commit says, and no engine knows its architecture."""
+    maker = runpy.run_path(str(scenario.ROOT / "tools/tiny_model"))
+    content = maker["files"](1)
+    content["config.json"] = content["config.json"].replace(b"LlamaForCausalLM", b"NobodyForCausalLM")
+    listing = maker["listing"](model["repo"], content)
+    maker["write"](tmp_path, {**content, "pdstack-listing.json": json.dumps(listing).encode()})
+    before = plan_of(host)
+    old_answer = answer(host, before)
+    other = {**model, "revision": listing["commit"], "source": f"controller://{tmp_path}"}
+    done = scenario.playbook("deploy_pd.yml", "-e", f"pd_release={NEW}", "-e", json.dumps({"pd_model": other}))
+    words = " ".join(done.stdout.split())
+    assert done.returncode == 2, done.stdout[-6000:]
+    assert f"commit {listing['commit'][:12]} of the model did not serve, so that this run went back" in words
+    assert f"every host is on commit {model['revision'][:12]} of the model again, and it is proven" in words
+    after = plan_of(host)
+    assert (after["model"], after["release"], release(host, "current")) == (before["model"], NEW, NEW)
+    assert answer(host, after) == old_answer
+    look = scenario.playbook("drift.yml", "-e", f"pd_release={NEW}", "-e", json.dumps({"pd_model": model}))
+    assert look.returncode == 0, look.stdout
 
 
 def test_one_playbook_goes_back_to_the_release_before(host: Any, model: dict[str, Any]) -> None:

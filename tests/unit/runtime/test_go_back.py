@@ -33,25 +33,32 @@ PHASE = """
 """
 PLAN = """
 - name: Plan
-  ansible.builtin.set_fact: {pd_planned: {plan: {release: old}}}
+  ansible.builtin.set_fact: {{pd_planned: {{plan: {{release: old}}}}}}
+- name: Say with what
+  ansible.builtin.lineinfile:
+    path: {log}
+    line: "plan {{{{ __pd_release }}}} {{{{ __pd_instead.pd_model.revision | default('as it is') }}}}"
+    create: true
+  run_once: true
 """
 PLAY = """
 - name: Play
   hosts: a:b
   gather_facts: false
   any_errors_fatal: true
-  vars: {pd_planned: {plan: {release: new}}}
   tasks:
     - name: Run the phase
       ansible.builtin.include_tasks:
-        file: "tasks/{{ 'attempt' if ansible_play_hosts | pd_switched(hostvars) else 'run_' ~ phase }}.yml"
+        file: "tasks/{{ 'attempt' if ansible_play_hosts | pd_switched(hostvars, true) else 'run_' ~ phase }}.yml"
       vars: {__pd_phase: "{{ phase }}"}
 """
 
 
 def inventory(folder: pathlib.Path, **hosts: dict[str, object]) -> None:
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    told = {"all": {"hosts": {name: {**local, **known} for name, known in hosts.items()}}}
+    model = {"repo": "a/b", "revision": 8 * "22"}
+    now = {"pd_planned": {"plan": {"release": "new", "model": model}}, "pd_model": model}
+    told = {"all": {"hosts": {name: {**local, **now, **known} for name, known in hosts.items()}}}
     (folder / "hosts.json").write_text(json.dumps(told))
 
 
@@ -65,7 +72,7 @@ def book(tmp_path: pathlib.Path) -> pathlib.Path:
         (tasks / f"{name}.yml").symlink_to(ROOT / f"playbooks/tasks/{name}.yml")
     for phase in PHASES:
         (tasks / f"run_{phase}.yml").write_text(PHASE.format(log=log, phase=phase))
-    (tasks / "make_plan.yml").write_text(PLAN)
+    (tasks / "make_plan.yml").write_text(PLAN.format(log=log))
     (library / "pd_release.py").write_text(RELEASE % str(log))
     (tmp_path / "play.yml").write_text(PLAY)
     inventory(tmp_path, **{name: {"sglang_runtime_switched": {"former": former}} for name, former in FORMER.items()})
@@ -93,12 +100,9 @@ def test_where_one_host_fails_all_go_back_and_what_was_restarted_restarts(book: 
     assert status == 2, words
     assert "What failed: b: it broke" in words
     again = [f"{name} {host}" for name in ("serve", "verify") for host in FORMER]
-    assert sorted(set(log)) == sorted({"activate old-aaa", "activate old-bbb", *again}), words
+    assert sorted(set(log)) == sorted({"plan old as it is", "activate old-aaa", "activate old-bbb", *again}), words
     assert "new did not serve, so that this run went back: every host is on old again, and it is proven" in words
-    assert (
-        "Set pd_release: old in the inventory until the cause is found; the next run of deploy_pd.yml tries new"
-        in words
-    )
+    assert "Set pd_release: old in the inventory until the cause is found; the next deployment tries new" in words
 
 
 def test_before_serving_nothing_restarts_and_changed_locks_point_to_the_version_before(book: pathlib.Path) -> None:
@@ -112,6 +116,20 @@ def test_before_serving_nothing_restarts_and_changed_locks_point_to_the_version_
     assert "every host is on new as it was before again, and what runs there was not touched" in words
     assert "deploy with the version of the bundle before until the cause is found" in words
     assert "Set pd_release" not in words
+
+
+def test_a_commit_of_the_model_that_does_not_serve_is_gone_back_on_with_the_release_left_alone(
+    book: pathlib.Path,
+) -> None:
+    before = {"pd_host": {"plan": {"model": {"repo": "a/b", "revision": 8 * "11", "served_name": "b"}}}}
+    inventory(book, a=before, b=before)
+    status, words, log = run(book, "serve", ["b"])
+    assert status == 2
+    again = {f"{name} {host}" for name in ("serve", "verify") for host in FORMER}
+    assert set(log) == {"plan new 1111111111111111", *again}, words
+    assert "commit 222222222222 of the model did not serve, so that this run went back" in words
+    assert "every host is on commit 111111111111 of the model again, and it is proven" in words
+    assert "Set pd_model.revision: 1111111111111111 in the inventory" in words
 
 
 def test_with_a_host_gone_nobody_goes_back(book: pathlib.Path) -> None:

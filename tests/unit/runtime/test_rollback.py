@@ -45,11 +45,49 @@ def test_no_way_back_is_refused_with_what_is_there(states, words):
 
 
 def test_a_run_goes_back_only_where_it_switched_every_host_from_one_release():
-    assert rollback.switched({"a": OLD, "b": OLD}).release == "cpu-0.5.22"
-    assert rollback.switched({"a": OLD, "b": None}) is None
-    assert rollback.switched({"a": OLD, "b": OLDER}) is None
-    assert rollback.switched({"a": None}) is None
-    assert rollback.switched({}) is None
+    def back(**former):
+        return rollback.switched(former, {}, {"release": "cpu-0.5.23"})
+
+    assert back(a=OLD, b=OLD).release == "cpu-0.5.22"
+    assert back(a=OLD, b=None) is None
+    assert back(a=OLD, b=OLDER) is None
+    assert back(a=None) is None
+    assert back() is None
+
+
+MODEL = {"repo": "a/b", "revision": 40 * "1", "served_name": "b", "path": "/models/a--b@1"}
+PLANNED = {"release": "cpu-0.5.23", "model": {**MODEL, "revision": 40 * "2", "path": "/models/a--b@2"}}
+
+
+def test_another_commit_of_the_model_has_a_way_back_where_all_hosts_served_the_same_one():
+    before = {"a": {"model": MODEL}, "b": {"model": MODEL}}
+    way = rollback.switched({"a": None, "b": None}, before, PLANNED)
+    assert way == rollback.WayBack("cpu-0.5.23", {}, {"revision": 40 * "1", "served_name": "b"})
+    told = rollback.words(way, PLANNED)
+    assert (told["tried"], told["back"]) == (
+        "commit 222222222222 of the model",
+        "commit 111111111111 of the model",
+    )
+    assert f"Set pd_model.revision: {40 * '1'} in the inventory until the cause is found" in told["advice"]
+    both = rollback.switched({"a": OLD, "b": OLD}, before, PLANNED)
+    assert (both.release, both.model) == ("cpu-0.5.22", way.model)
+    told = rollback.words(both, PLANNED)
+    assert told["back"] == "cpu-0.5.22 with commit 111111111111 of the model"
+    assert f"Set pd_release: cpu-0.5.22 and pd_model.revision: {40 * '1'} in the inventory" in told["advice"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"a": {"model": MODEL}, "b": None},  # a new host
+        {"a": {"model": MODEL}, "b": {"model": {**MODEL, "revision": 40 * "3"}}},
+        {host: {"model": {**MODEL, "repo": "another/one"}} for host in "ab"},
+        {host: {"model": PLANNED["model"]} for host in "ab"},  # nothing changed
+        {},
+    ],
+)
+def test_otherwise_there_is_none(before):
+    assert rollback.switched({"a": None, "b": None}, before, PLANNED) is None
 
 
 def test_switching_links_and_what_is_read_of_them(installed):
