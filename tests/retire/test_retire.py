@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import scenario
+from host_state import differences, snapshot
 
 # As a kill leaves it: another commit of the checkpoint, half of its first file here.
 UNFINISHED = """
@@ -22,30 +23,10 @@ json.dump(found, open(staging + "/.pdstack-manifest.json", "w"))
 first = next(file for file in found["listing"]["files"] if file.get("sha256"))
 open(work + "partial/sha256-" + first["sha256"], "wb").write(bytes(first["size"] // 2))
 """
-LISTS = ("users", "units", "failed", "timers", "packages", "firewall", "sysctl", "ports", "processes")
-
-
-def snapshot(host: Any) -> dict[str, Any]:
-    program = (scenario.ROOT / "tests/fixtures/host_snapshot.py").read_text()
-    return json.loads(host.check_output("python3 -c %s", program))
 
 
 def before() -> dict[str, Any]:
     return json.loads((Path(os.environ["MOLECULE_EPHEMERAL_DIRECTORY"]) / "before.json").read_text())
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, list[str]]:
-    found = {}
-    for part in LISTS:
-        found[part] = [f"- {line}" for line in old[part] if line not in new[part]]
-        found[part] += [f"+ {line}" for line in new[part] if line not in old[part]]
-    paths = sorted({*old["files"], *new["files"]})
-    found["files"] = [
-        f"{path}: {old['files'].get(path, 'nothing')} -> {new['files'].get(path, 'nothing')}"
-        for path in paths
-        if old["files"].get(path) != new["files"].get(path)
-    ]
-    return {part: lines for part, lines in found.items() if lines}
 
 
 def test_a_deployment_leaves_something_everywhere_that_is_compared(host: Any) -> None:
