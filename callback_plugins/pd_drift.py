@@ -76,6 +76,9 @@ class CallbackModule(CallbackBase):
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         if self.report is not None and not ignore_errors:
             message = str(result.result.get("msg") or result.result.get("stderr") or "it failed without a word")
+            # Of a module that could not begin, as on a full disk, the last line of Python tells why, and not Ansible's.
+            last = str(result.result.get("module_stderr") or "").strip().splitlines()[-1:]
+            message = ": ".join([message, *last])
             self.report.failures.append(drift.Failure(str(result.host.name), result.task_name, message))
 
     def v2_runner_on_unreachable(self, result: Any) -> None:

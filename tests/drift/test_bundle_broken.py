@@ -34,7 +34,7 @@ for folder in /tmp /var/tmp /root; do mount -t tmpfs -o size=64k,mode=$(stat -c 
 cp -a /run/kept-ssh ~/.ssh
 for folder in /tmp /var/tmp /root; do dd if=/dev/zero of=$folder/fill bs=1k status=none 2>/dev/null || true; done
 """
-EMPTY = "umount /tmp /var/tmp /root; rm -rf /run/kept-ssh"
+EMPTY = "umount --lazy /tmp /var/tmp /root; rm -rf /run/kept-ssh"
 
 
 def bundle(folder: Path, status: int, *words: str) -> tuple[str, Path]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -47,18 +48,36 @@ def test_without_its_callback_it_goes_no_further(project_root: Path, inventory: 
     assert "unreachable=0" in done.stdout
 
 
-@pytest.mark.parametrize(("loop", "found"), [(None, ["differs"]), (["a", "b"], ["differs"])])
-def test_results_of_a_module_are_not_those_of_a_loop(
-    project_root: Path, loop: list[str] | None, found: list[str]
-) -> None:
-    """A module may return what it calls `results`: taken for a loop's, an empty list would hide its change."""
-    spec = importlib.util.spec_from_file_location("pd_drift_callback", project_root / "callback_plugins/pd_drift.py")
+def looking(root: Path) -> Any:
+    """The callback in the middle of a look."""
+    spec = importlib.util.spec_from_file_location("pd_drift_callback", root / "callback_plugins/pd_drift.py")
     assert spec
     assert spec.loader
     plugin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
     callback = plugin.CallbackModule()
     callback.report = plugin.drift.Report()
+    return callback
+
+
+def test_a_module_that_could_not_begin_says_why(project_root: Path) -> None:
+    callback = looking(project_root)
+    words = "Traceback (most recent call last):\nFileNotFoundError: No usable temporary directory found in ['/tmp']\n"
+    answer = {"msg": "Module result deserialization failed", "module_stderr": words}
+    host = SimpleNamespace(name="gpu1")
+    callback.v2_runner_on_failed(SimpleNamespace(host=host, task_name="Look", result=answer))
+    (failure,) = callback.report.failures
+    assert failure.message == (
+        "Module result deserialization failed: FileNotFoundError: No usable temporary directory found in ['/tmp']"
+    )
+
+
+@pytest.mark.parametrize(("loop", "found"), [(None, ["differs"]), (["a", "b"], ["differs"])])
+def test_results_of_a_module_are_not_those_of_a_loop(
+    project_root: Path, loop: list[str] | None, found: list[str]
+) -> None:
+    """A module may return what it calls `results`: taken for a loop's, an empty list would hide its change."""
+    callback = looking(project_root)
     answer = {"changed": True, "results": []} if loop is None else {"results": [{"changed": True}, {"changed": False}]}
     task = SimpleNamespace(loop=loop, action="pd_nixl_check")
     callback.v2_runner_on_ok(
