@@ -128,17 +128,9 @@ def main() -> None:
     module.exit_json(
         changed=bool(todo.changes),
         declared=sorted(todo.entries),
-        effective=[change.path for change in todo.changes if change.action not in ("comments", "attributes")],
+        effective=files.effective(todo),
         paths={change.path: change.action for change in todo.changes},
-        diff=[
-            {
-                "before_header": f"{change.path} ({change.action})",
-                "after_header": f"{change.path} ({change.action})",
-                "before": change.before,
-                "after": change.after,
-            }
-            for change in todo.changes
-        ],
+        diff=files.diff(todo),
     )
 
 

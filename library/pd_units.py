@@ -201,14 +201,13 @@ def main() -> None:
             units.apply(todo, runner.run)
     except runner.CommandFailed as error:
         module.fail_json(msg=str(error))
-    actions = {verb: getattr(todo, verb) for verb in ("enable", "disable", "stop", "start", "restart")}
-    lines = [f"{verb} {name}: {todo.why.get(name, '')}\n" for verb, names in actions.items() for name in names]
-    if todo.reload:
-        lines.insert(0, "systemctl daemon-reload\n")
+    lines = ["systemctl daemon-reload\n"] if todo.reload else []
+    for verb, names in todo.actions.items():
+        lines += [f"{verb} {name}: {todo.why.get(name, '')}\n" for name in names] if verb != "reload" else []
     module.exit_json(
         changed=todo.changed and not params["observe"],
         declared=[unit.name for unit in wanted],
-        actions={"reload": todo.reload, **actions},
+        actions=todo.actions,
         pending=todo.changed,
         never_ready=waiter.never_ready(states, params["marks"]),
         reasons=todo.why,

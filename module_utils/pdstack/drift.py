@@ -111,13 +111,13 @@ def of_result(host: str, task: str, action: str, result: Mapping[str, Any]) -> L
         return _checks(host, result["checks"])
     if not result.get("changed") or (action == "pd_router" and result.get("out")):
         return []  # workers are taken out for a restart, which is an item of its own
-    if isinstance(result.get("paths"), dict):
-        return _files(host, result)
-    if isinstance(result.get("actions"), dict):
-        return _units(host, result)
     kind = KEEPERS.get(action, action.rpartition(".")[2])
-    if isinstance(result.get("steps"), list) and result["steps"]:
-        return [Item(host, kind, step["subject"], step["action"], step["why"]) for step in result["steps"]]
+    items = _files(host, result) if isinstance(result.get("paths"), dict) else []
+    items += _units(host, result) if isinstance(result.get("actions"), dict) else []
+    steps = result["steps"] if isinstance(result.get("steps"), list) else []
+    items += [Item(host, kind, step["subject"], step["action"], step["why"]) for step in steps]
+    if items or "paths" in result or "actions" in result:
+        return items
     name = task.rpartition(" : ")[2].rpartition(" | ")[2]
     services = [str(path) for path in result.get("service_files") or []]
     items = [Item(host, kind, path, "missing, edited or stopped", "") for path in services]

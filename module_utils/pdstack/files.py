@@ -126,6 +126,25 @@ def apply(todo: FilesPlan) -> None:
             _remove(change.path)
 
 
+def effective(todo: FilesPlan) -> List[str]:
+    """Return the paths of which more than comments or attributes differ."""
+    return [change.path for change in todo.changes if change.action not in ("comments", "attributes")]
+
+
+def diff(todo: FilesPlan) -> List[Dict[str, str]]:
+    """Return the changes as Ansible shows them."""
+    heads = {change.path: f"{change.path} ({change.action})" for change in todo.changes}
+    return [
+        {
+            "before_header": heads[change.path],
+            "after_header": heads[change.path],
+            "before": change.before,
+            "after": change.after,
+        }
+        for change in todo.changes
+    ]
+
+
 def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)

@@ -7,12 +7,16 @@ looked at, so KV traffic costs one comparison and no connection tracking.
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 from typing import Any, Iterable, List, Mapping
 
 from .service import instances_of, routers_of
 
 TABLE = "inet pdstack"
+RULES = "/etc/pdstack/firewall.nft"
+UNIT = "pd-firewall.service"
+UNIT_FILE = "/etc/systemd/system/pd-firewall.service"
 # Where engines put the sockets that they choose themselves: the process group's store (sglang 0.5.23:
 # 22000 to 29999), NIXL and UCX (the kernel's own range), zmq (49152 to 65535).
 CHOSEN_BY_ENGINES = "22000-29999, 32768-65535"
@@ -77,6 +81,12 @@ def ruleset(plan: Mapping[str, Any], host: str) -> str:
         lines += ["\t\t# what engines choose themselves: NIXL, UCX, process groups"]
         lines += [f"\t\ttcp dport {{ {CHOSEN_BY_ENGINES} }} goto members"]
     return "\n".join([*lines, "\t}", "}"]) + "\n"
+
+
+def difference(before: str, after: str) -> str:
+    """Return the lines by which two listings of the table differ, each with its sign."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+    return "; ".join(" ".join(line.split()) for line in lines if not line.startswith(("---", "+++", "@@")))
 
 
 def _admit(networks: Iterable[str]) -> List[str]:

@@ -73,6 +73,12 @@ class UnitsPlan:
     why: Dict[str, str] = field(default_factory=dict)
 
     @property
+    def actions(self) -> Dict[str, object]:
+        """The units by verb, and whether systemd reads its files again."""
+        verbs = ("enable", "disable", "stop", "start", "restart")
+        return {"reload": self.reload, **{verb: getattr(self, verb) for verb in verbs}}
+
+    @property
     def changed(self) -> bool:
         return bool(self.reload or self.enable or self.disable or self.stop or self.start or self.restart)
 

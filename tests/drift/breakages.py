@@ -106,7 +106,7 @@ QUIET = [
         "for file in /opt/pdstack/lib/pdstack/*.py; do echo >> $file; done",
         ("lib/pdstack/__init__.py", "lib/pdstack/canary.py", "lib/pdstack/codec.py", "lib/pdstack/verify.py"),
     ),
-    Breakage("firewall rules flushed", "firewall: *", "nft flush ruleset", ("Load the rules",)),
+    Breakage("firewall rules flushed", "table inet pdstack", "nft flush ruleset", ("firewall table inet pdstack",)),
     edit("/etc/pdstack/firewall.nft", "# by hand"),
     edit(f"{SYSTEM}/pd-firewall.service", "Nice=0"),
     Breakage(
