@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 NOWHERE = {"gpu_hosts": {"hosts": {"gpu1": None}}, "router_hosts": {"hosts": {"gpu1": None}}}
 
@@ -48,39 +49,95 @@ def test_without_its_callback_it_goes_no_further(project_root: Path, inventory: 
     assert "unreachable=0" in done.stdout
 
 
-def looking(root: Path) -> Any:
-    """The callback in the middle of a look."""
-    spec = importlib.util.spec_from_file_location("pd_drift_callback", root / "callback_plugins/pd_drift.py")
+@pytest.fixture
+def callback(project_root: Path) -> Any:
+    """The callback in a run of drift.yml that has looked at nothing yet."""
+    spec = importlib.util.spec_from_file_location("pd_drift_callback", project_root / "callback_plugins/pd_drift.py")
     assert spec
     assert spec.loader
     plugin = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(plugin)
-    callback = plugin.CallbackModule()
-    callback.report = plugin.drift.Report()
-    return callback
+    made = plugin.CallbackModule()
+    made.report = plugin.drift.Report()
+    return made
 
 
-def test_a_module_that_could_not_begin_says_why(project_root: Path) -> None:
-    callback = looking(project_root)
+def result(host: str, answer: dict[str, Any], action: str = "pd_files", loop: list[str] | None = None) -> Any:
+    task = SimpleNamespace(loop=loop, action=action)
+    return SimpleNamespace(host=SimpleNamespace(name=host), task=task, task_name="Keep it", result=answer)
+
+
+@pytest.mark.parametrize(("loop", "found"), [(None, ["differs"]), (["a", "b"], ["differs"])])
+def test_results_of_a_module_are_not_those_of_a_loop(callback: Any, loop: list[str] | None, found: list[str]) -> None:
+    """A module may return what it calls `results`: taken for a loop's, an empty list would hide its change."""
+    answer = {"changed": True, "results": []} if loop is None else {"results": [{"changed": True}, {"changed": False}]}
+    callback.v2_runner_on_ok(result("gpu1", answer, "pd_nixl_check", loop))
+    assert [item.found for item in callback.report.items] == found
+
+
+def test_a_module_that_could_not_begin_says_why(callback: Any) -> None:
     words = "Traceback (most recent call last):\nFileNotFoundError: No usable temporary directory found in ['/tmp']\n"
     answer = {"msg": "Module result deserialization failed", "module_stderr": words}
-    host = SimpleNamespace(name="gpu1")
-    callback.v2_runner_on_failed(SimpleNamespace(host=host, task_name="Look", result=answer))
+    callback.v2_runner_on_failed(result("gpu1", answer))
     (failure,) = callback.report.failures
     assert failure.message == (
         "Module result deserialization failed: FileNotFoundError: No usable temporary directory found in ['/tmp']"
     )
 
 
-@pytest.mark.parametrize(("loop", "found"), [(None, ["differs"]), (["a", "b"], ["differs"])])
-def test_results_of_a_module_are_not_those_of_a_loop(
-    project_root: Path, loop: list[str] | None, found: list[str]
+SAME = {"changed": False, "declared": ["/etc/x"], "paths": {}}
+EDITED = {"changed": True, "declared": ["/etc/x"], "paths": {"/etc/x": "update"}, "diff": []}
+
+
+@pytest.mark.parametrize(
+    ("answers", "unreachable", "code", "word"),
+    [
+        ({"a": SAME, "b": SAME}, [], 0, "none"),
+        ({"a": SAME, "b": EDITED}, [], 2, "drift"),
+        ({"a": EDITED}, ["b"], 1, "error"),
+        ({}, [], 1, "error"),
+    ],
+    ids=["intact", "one host drifted", "one drifted and one does not answer", "nobody was looked at"],
+)
+@pytest.mark.parametrize("target", ["-", "file", ""])
+def test_cron_gets_a_code_and_json(  # type: ignore[no-untyped-def]
+    callback, capsys, tmp_path, answers, unreachable, code, word, target
 ) -> None:
-    """A module may return what it calls `results`: taken for a loop's, an empty list would hide its change."""
-    callback = looking(project_root)
-    answer = {"changed": True, "results": []} if loop is None else {"results": [{"changed": True}, {"changed": False}]}
-    task = SimpleNamespace(loop=loop, action="pd_nixl_check")
-    callback.v2_runner_on_ok(
-        SimpleNamespace(host=SimpleNamespace(name="gpu1"), task=task, task_name="Prove that NIXL", result=answer)
-    )
-    assert [item.found for item in callback.report.items] == found
+    """0 none, 2 drift, 1 where a question got no answer: a host that does not answer may have drifted, too."""
+    report = tmp_path / "reports" / "drift.json"
+    callback.target = str(report) if target == "file" else target
+    for host, answer in answers.items():
+        callback.v2_runner_on_ok(result(host, answer))
+    for host in unreachable:
+        callback.v2_runner_on_unreachable(result(host, {"msg": "Connection timed out"}))
+    with pytest.raises(SystemExit) as ended:
+        callback.v2_playbook_on_stats(None)
+    assert ended.value.code == code
+    output = capsys.readouterr().out
+    if target == "":
+        assert [host for host in unreachable if f"ERROR {host}, Keep it: unreachable" not in output] == []
+        assert not report.exists()
+        return
+    document = json.loads(output if target == "-" else report.read_text())
+    assert (document["exit_code"], document["result"], document["hosts"]) == (code, word, [*answers])
+    assert [item["host"] for item in document["items"]] == [host for host in answers if answers[host] is EDITED]
+    assert [failure["host"] for failure in document["failures"]][: len(unreachable)] == unreachable
+
+
+def test_a_report_that_cannot_be_written_is_an_error(callback: Any, tmp_path: Path) -> None:
+    """Whoever reads the file next would read an old one."""
+    (tmp_path / "file").touch()
+    callback.target = str(tmp_path / "file" / "drift.json")
+    callback.v2_runner_on_ok(result("a", SAME))
+    with pytest.raises(SystemExit) as ended:
+        callback.v2_playbook_on_stats(None)
+    assert ended.value.code == 1
+
+
+def test_a_look_takes_no_lock(project_root: Path) -> None:
+    """A locked host can be looked at, and a look stands in no deployment's way."""
+    plays = yaml.safe_load((project_root / "playbooks/drift.yml").read_text())
+    imported = [name for play in plays for key, name in play.items() if key.endswith("import_playbook")]
+    assert "host.yml" in imported
+    texts = [(project_root / "playbooks" / name).read_text() for name in ("drift.yml", *imported)]
+    assert [text for text in texts if "pd_lock" in text or "lock.yml" in text] == []
