@@ -138,7 +138,8 @@ def test_a_replica_is_drained_and_brought_back_without_a_failed_request(system: 
     with system.client(HOST, clients=3) as clients:
         time.sleep(3)
         system.play("drain.yml", pd_drain="aggregated-1")
-        assert set(running(system)) == {FIRST, ROUTER}
+        for verb, words in (("is-active", ["active", "inactive"]), ("is-enabled", ["enabled", "disabled"])):
+            assert system.on(HOST, f"systemctl {verb} {FIRST} {SECOND}; true").split() == words
         time.sleep(2)
         system.play("resume.yml", pd_resume="aggregated-1")
         time.sleep(3)
