@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import deployed
 import load
 import pytest
+import wrong_clock
 from deployed import Deployed
 from fault_table import Row
 
@@ -297,79 +297,33 @@ def test_port_stolen_while_decode_restarts(system: Deployed) -> None:
     assert outcome.failed > 0
 
 
-CLOCK = "/run/pdstack-test-clock"  # seconds by which the wall clock is wrong, 8 bytes that processes map
-PRELOADED = "/usr/local/lib/pdstack-test-clock.so"
-WRONG_CLOCK = r"""
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-
-static long step(void) {
-    static volatile long *page;
-    if (!page) {
-        int file = open(CLOCK, O_RDONLY);
-        void *found = file < 0 ? MAP_FAILED : mmap(0, 8, PROT_READ, MAP_SHARED, file, 0);
-        if (file >= 0) close(file);
-        if (found == MAP_FAILED) return 0;
-        page = found;
-    }
-    return *page;
-}
-
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    int status = syscall(SYS_clock_gettime, clock, now);
-    if (!status && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += step();
-    return status;
-}
-
-int gettimeofday(struct timeval *restrict now, void *restrict zone) {
-    struct timespec exact;
-    (void)zone;
-    clock_gettime(CLOCK_REALTIME, &exact);
-    now->tv_sec = exact.tv_sec;
-    now->tv_usec = exact.tv_nsec / 1000;
-    return 0;
-}
-
-time_t time(time_t *out) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (out) *out = now.tv_sec;
-    return now.tv_sec;
-}
-"""
-
-
 @pytest.fixture
 def settable_clock(system: Deployed, tmp_path: Path) -> Iterator[Callable[[int], None]]:
     """A wall clock of the three servers that can be stepped: hosts of the lab share the machine's, so a library lies.
 
     CLOCK_MONOTONIC is left alone, as by a step of the real clock. (libfaketime breaks the sleep of Python 3.11.)
     """
-    library = tmp_path / "clock.so"
-    compile_it = ["cc", "-shared", "-fPIC", "-O2", f'-DCLOCK="{CLOCK}"', "-x", "c", "-", "-o", str(library)]
-    subprocess.run(compile_it, input=WRONG_CLOCK, text=True, check=True)
+    library = wrong_clock.compiled(tmp_path)
 
     def step(seconds: int) -> None:
         for host in UNITS:
-            code = f"open({CLOCK!r}, 'r+b').write(({seconds}).to_bytes(8, 'little'))"
+            code = f"open({wrong_clock.CLOCK!r}, 'r+b').write(({seconds}).to_bytes(8, 'little'))"
             system.on(host, f'python3 -c "{code}"')
 
     try:
         for host, unit in UNITS.items():
             folder = f"/run/systemd/system/{unit}.d"
-            system.lab.on(host, f"cat > {PRELOADED}; head -c 8 /dev/zero > {CLOCK}", library.read_bytes())
-            drop_in = f"[Service]\\nEnvironment=LD_PRELOAD={PRELOADED}\\n"
+            system.lab.on(
+                host, f"cat > {wrong_clock.PRELOADED}; head -c 8 /dev/zero > {wrong_clock.CLOCK}", library.read_bytes()
+            )
+            drop_in = f"[Service]\\nEnvironment=LD_PRELOAD={wrong_clock.PRELOADED}\\n"
             system.on(host, f"mkdir -p {folder}; printf '{drop_in}' > {folder}/clock.conf")
             system.on(host, f"systemctl daemon-reload; systemctl restart {unit}")
         deployed.wait_until(lambda: system.client(ROUTER).one("before").ok, 240, "a completion with another clock")
         yield step
     finally:
         for host, unit in UNITS.items():
-            system.on(host, f"rm -rf /run/systemd/system/{unit}.d {PRELOADED}; systemctl daemon-reload")
+            system.on(host, f"rm -rf /run/systemd/system/{unit}.d {wrong_clock.PRELOADED}; systemctl daemon-reload")
             system.on(host, f"systemctl restart {unit}")
 
 
