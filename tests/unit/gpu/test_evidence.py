@@ -10,6 +10,7 @@ import pytest
 from pdstack import codec
 from unit.bench.made import result
 
+CARD = {"name": "NVIDIA H200", "driver_version": "580.159.04"}
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 
 
@@ -92,3 +93,38 @@ def test_the_benchmarks_of_the_topologies_stand_side_by_side_in_one_report(evide
     page = (tmp_path / "benchmark.html").read_text()
     assert "2 x NVIDIA H200" in page
     assert all(f"<td>{mode}" in page or f">{mode}<" in page for mode in steps)
+
+
+def test_a_topology_that_needs_more_gpus_is_skipped_and_said_so(evidence, monkeypatch, tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps({"schema": 1, "steps": {}, "cards": {"runner": [CARD]}}))
+    assert call(evidence, monkeypatch, tmp_path, "replicas", "page") == 0
+    assert "| replicas | skipped: needs 2 GPUs, there is 1 |" in (tmp_path / "results.md").read_text()
+
+
+def test_every_role_of_the_plan_is_killed_once(evidence, monkeypatch, tmp_path):
+    run = evidence.Run(tmp_path, tmp_path)
+    plan = {"instances": [{"role": "aggregated", "unit": f"pd-aggregated@{n}.service"} for n in (0, 1)]}
+    killed = []
+
+    def play(playbook, variables=None, **_options):
+        if variables:
+            killed.append(variables["gpu_unit"])
+            pathlib.Path(variables["gpu_report"]).write_text('{"seconds_to_completion": 1, "restarted": []}')
+        return "", 1.0
+
+    monkeypatch.setattr(run, "hosts", lambda _argv: {"runner": json.dumps(plan)})
+    monkeypatch.setattr(run, "play", play)
+    assert set(evidence.kill(run)) == {"router", "aggregated", "verify_s"}
+    assert killed == ["pd-router.service", "pd-aggregated@0.service"]
+
+
+def test_a_comparison_that_failed_keeps_what_it_measured(evidence, monkeypatch, tmp_path):
+    def kernels(run):
+        """Kernels."""
+        raise evidence.Failed("tokens differ", {"outcome": {"steps": [1.5]}})
+
+    monkeypatch.setattr(evidence, "STEPS", {"kernels": kernels, "page": evidence.page})
+    assert call(evidence, monkeypatch, tmp_path, "kernels", "page") == "failed: kernels"
+    step = json.loads((tmp_path / "results.json").read_text())["steps"]["kernels"]
+    assert (step["ok"], step["found"]) == (False, {"outcome": {"steps": [1.5]}})
+    assert "tokens differ" in (tmp_path / "results.md").read_text()
