@@ -50,9 +50,14 @@ def test_somebody_on_our_port_is_seen_and_left_alone(deployment: Any) -> None:
 def test_an_engine_that_runs_something_else_than_its_files_say_is_seen(deployment: Any) -> None:
     """Its file was changed, it was started, and the file was put back with its old time: only the engine knows."""
     path = "/etc/pdstack/instances/decode-0.yaml"
+    plan = json.loads(deployment.run("cat /etc/pdstack/plan.json"))
+    decode = next(item for item in plan["instances"] if item["name"] == "decode-0")
+    health = f"http://{decode['address']}:{decode['ports']['http']}/health"
+    # Back only when the engine answers: systemd calls it started long before it has read its file.
     deployment.run(
         f"cp --preserve=all {path} /root/kept; sed -i 's/^watchdog-timeout:.*/watchdog-timeout: 77/' {path}; "
-        f"systemctl restart pd-decode@0; mv /root/kept {path}"
+        f"grep -q 'watchdog-timeout: 77' {path} && systemctl restart {decode['unit']} && "
+        f"timeout 180 sh -c 'until curl -sf -m 5 -o /dev/null {health}; do sleep 1; done'; mv /root/kept {path}"
     )
     deployment.converge("--skip-tags", "verify")
     code, report = deployment.look()
