@@ -27,5 +27,9 @@ class ActionModule(ActionBase):
                 with open(path, "w", encoding="utf-8") as stream:
                     stream.write(text)
             except OSError as error:
-                return {"failed": True, "msg": f"not written on the controller: {path}: {error.strerror}"}
+                return {
+                    "failed": True,
+                    "msg": f"Not written on the controller. Found: {error.strerror} ({path}). Needed: some ten MB for "
+                    "each host there, and the right to write. Do: name another place with -e pd_bundle=PATH.tar.gz",
+                }
         return found

@@ -112,12 +112,13 @@ def of_result(host: str, task: str, action: str, result: Mapping[str, Any]) -> L
     if not result.get("changed") or (action == "pd_router" and result.get("out")):
         return []  # workers are taken out for a restart, which is an item of its own
     kind = KEEPERS.get(action, action.rpartition(".")[2])
-    items = _files(host, result) if isinstance(result.get("paths"), dict) else []
-    items += _units(host, result) if isinstance(result.get("actions"), dict) else []
+    keeps_files, keeps_units = (isinstance(result.get(key), dict) for key in ("paths", "actions"))
+    items = _files(host, result) if keeps_files else []
+    items += _units(host, result) if keeps_units else []
     steps = result["steps"] if isinstance(result.get("steps"), list) else []
     items += [Item(host, kind, step["subject"], step["action"], step["why"]) for step in steps]
-    if items or "paths" in result or "actions" in result:
-        return items
+    if items or keeps_files or keeps_units:
+        return items  # none where what differs is told elsewhere, as the baseline is
     name = task.rpartition(" : ")[2].rpartition(" | ")[2]
     services = [str(path) for path in result.get("service_files") or []]
     items = [Item(host, kind, path, "missing, edited or stopped", "") for path in services]
