@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import re
+import sys
 import typing
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type, TypeVar
@@ -137,17 +138,15 @@ def value(kind: Any, data: Any, where: str, rule: Rule, errors: List[Refusal]) -
             return {}
         return {str(key): plain(item) for key, item in data.items()}
     if origin is list:
-        allowed = (int, float) if args[0] is float else args[0]
-        if not isinstance(data, (list, tuple)) or not all(isinstance(item, allowed) for item in data):
+        if not isinstance(data, (list, tuple)) or not all(_is_a(args[0], item) for item in data):
             errors.append(Refusal(where, shown, f"a list, each item {_TYPE_WORDS[args[0]]}", "write a YAML list"))
             return []
         return [plain(item) for item in data]
     wanted = _TYPE_WORDS[kind] + (' or "auto"' if rule.auto else "")
-    fits = isinstance(data, (int, float) if kind is float else kind)
-    if not fits or (isinstance(data, bool) and kind is not bool):
+    if not _is_a(kind, data):
         remedy = "remove the quotes" if isinstance(data, str) and kind is not str else f"write {wanted}"
         errors.append(Refusal(where, f"{shown} ({type(plain(data)).__name__})", wanted, remedy))
-        return data
+        return kind()  # of no use, but of the right type: the rules between values go on looking
     found = kind(data)
     if rule.choices and found not in rule.choices:
         hint = nearest(str(found), rule.choices) or "choose one of them"
@@ -157,6 +156,15 @@ def value(kind: Any, data: Any, where: str, rule: Rule, errors: List[Refusal]) -
     if rule.pattern and not re.fullmatch(rule.pattern, str(found)):
         errors.append(Refusal(where, shown, rule.pattern_words or f"text matching {rule.pattern}", rule.doc))
     return found
+
+
+def _is_a(kind: Any, data: Any) -> bool:
+    """Whether a value is of a type. YAML's .nan and .inf are numbers that no bound holds; true is no number."""
+    if isinstance(data, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(data, (int, float)) and abs(data) <= sys.float_info.max
+    return isinstance(data, kind)
 
 
 def plain(data: Any) -> Any:

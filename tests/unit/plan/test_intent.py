@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import json
+import math
 import pathlib
 from typing import Any
 
@@ -234,6 +237,34 @@ def test_hosts_are_sorted_as_people_count() -> None:
 ROWS = settings.table()
 NESTED = sorted({row.name.rpartition(".")[0] for row in ROWS if "." in row.name})
 FREE_FORM = {row.name for row in ROWS if row.name.endswith(("extra_args", "extra_env"))}
+
+
+ODD: list[Any] = [
+    *(None, True, 0, -1, 10**30, 10**400, 1.5, math.nan, math.inf, "", "auto", "x", "0", "\0", "\u00e9", "a\nb", b"x", (1,)),
+    *([], [None], [{}], [[1]], ["x"], [1], [True], [math.nan], [""], ["10.0.0.0/99"], ["0000:06:00.0"]),
+    *({}, {1: 2}, {None: 1}, {True: {}}, {"a": None}, {"x": [{}]}, "x" * 10000),
+]
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_whatever_stands_in_a_variable_is_taken_or_refused_and_never_a_traceback(profile: str) -> None:
+    taken = 0
+    for row, wrong in itertools.product(ROWS, ODD):
+        variables: dict[str, Any] = {**copy.deepcopy(inv.variables()), "pd_profile": profile}
+        *places, name = row.name.split(".")
+        level = variables
+        for place in places:
+            level = level.setdefault(place, {})
+        level[name] = wrong
+        try:
+            found = intent.parse({"h": variables}, {"gpu_hosts": ["h"], "router_hosts": ["h"]}, ())
+        except refusal.IntentError as error:
+            assert row.name.partition(".")[0] in str(error), (row.name, wrong)
+        else:
+            taken += 1
+            json.dumps(intent.public(found), allow_nan=row.name.endswith(("extra_args", "extra_env")))
+            assert intent.summary(found)
+    assert taken > len(ROWS)  # such as None, where a variable may be unset
 
 
 @given(place=st.sampled_from([*NESTED, ""]), letters=st.text("abcdefghijklmnop_", min_size=1, max_size=12))
