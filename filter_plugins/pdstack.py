@@ -124,6 +124,7 @@ class FilterModule:
             "pd_service_live": service.live,
             "pd_service_outage": rolling.outage,
             "pd_service_probes": service.probes,
+            "pd_service_router_lag": service.router_lag_s,
             "pd_service_router_probes": service.router_probes,
             "pd_service_router_workers": service.router_workers,
             "pd_service_router_targets": service.router_targets,

@@ -10,8 +10,8 @@ module: pd_service_wait
 short_description: Wait until services answer, and explain when they do not
 description:
   - Polls each unit and its health address until all answer 200.
-  - Fails at once when a unit has failed or is restarting over and over, with the last lines of its journal and
-    the likely cause.
+  - Fails at once when a unit has failed, is restarting over and over, or does not take this host's key, with the last
+    lines of its journal and the likely cause.
   - A healthy engine is not yet a serving pair; M(pd_verify) proves that.
 version_added: "0.1.0"
 options:
@@ -57,6 +57,10 @@ options:
     description: Seconds to wait at most. Loading 146 GB from a cold disk takes minutes.
     type: int
     default: 1800
+  setting:
+    description: The name of the variable that O(timeout) comes from. Whoever has waited in vain is told it.
+    type: str
+    default: ""
   slice:
     description:
       - Seconds after which to return what is so far, to be called again with RV(progress) as O(progress). The action
@@ -100,6 +104,10 @@ pending:
   description: Whether the wait goes on, since O(slice) ended before it.
   returned: always
   type: bool
+waited:
+  description: Seconds since the wait began.
+  returned: always
+  type: int
 progress:
   description: For the next slice.
   returned: always
@@ -131,6 +139,7 @@ def main() -> None:
                 },
             },
             "timeout": {"type": "int", "default": 1800},
+            "setting": {"type": "str", "default": ""},
             "slice": {"type": "int", "default": 0},
             "progress": {"type": "dict", "default": {}},
             "marks": {"type": "path", "default": "/run/pdstack/ready"},
@@ -143,13 +152,14 @@ def main() -> None:
         results = waiter.wait(
             targets,
             runner.run,
-            http.status,
+            http.look,
             time.monotonic,
             time.sleep,
             0 if module.check_mode else module.params["timeout"],
             module.params["marks"],
             progress=progress,
             slice_s=module.params["slice"] or None,
+            setting=module.params["setting"],
         )
     except runner.CommandFailed as error:
         module.fail_json(msg=str(error))
@@ -158,10 +168,11 @@ def main() -> None:
     pending = bool(late) and not any(result.detail for result in results)
     if late and not pending and not module.check_mode:
         module.fail_json(
-            msg="\n\n".join(f"{item.name} ({item.unit}) is {item.state}. {item.detail}".rstrip() for item in late),
+            msg="\n\n".join(f"{item.name} ({item.unit}) is {item.state}.\n{item.detail}".rstrip() for item in late),
             instances=[dict(instance, detail="") for instance in instances],  # the message has it
         )
-    module.exit_json(changed=False, instances=instances, pending=pending, progress=codec.dump(progress))
+    waited = int(time.monotonic() - (progress.begin or time.monotonic()))
+    module.exit_json(changed=False, instances=instances, pending=pending, waited=waited, progress=codec.dump(progress))
 
 
 if __name__ == "__main__":

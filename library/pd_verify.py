@@ -129,7 +129,7 @@ def main() -> None:
         access = reached[name].access
         return lambda method, url, body: http.request(method, url, body, params["timeout"], access)
 
-    answers = waiter.look(targets, runner.run, http.status, params["marks"])
+    answers = waiter.look(targets, runner.run, http.look, params["marks"])
     if module.check_mode and not all(item.ready for item in answers):
         # A rehearsal has started nothing: what would run cannot be proven, and that is no fault.
         module.exit_json(changed=False, checks=[], instances=[dict(codec.dump(item), detail="") for item in answers])

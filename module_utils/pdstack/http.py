@@ -27,6 +27,16 @@ class Access:
     key_file: str = ""
     ca_file: str = ""
 
+    def problem(self) -> str:
+        """Say which of the files cannot be read, "" where nothing is in the way."""
+        for path in (self.key_file, self.ca_file):
+            try:
+                if path and not read_key(path):
+                    return f"{path} is empty"
+            except (OSError, ValueError) as error:
+                return f"{path} cannot be read: {error}"
+        return ""
+
 
 def request(
     method: str, url: str, body: Optional[Dict[str, Any]] = None, timeout_s: float = 10.0, access: Access = Access()
@@ -47,9 +57,9 @@ def request(
         return Reply(0, f"{type(error).__name__}: {error}")
 
 
-def status(url: str, access: Access = Access()) -> int:
-    """Return the status of a GET, 0 when nothing answers in a few seconds."""
-    return request("GET", url, timeout_s=5.0, access=access).status
+def look(url: str, access: Access = Access()) -> Reply:
+    """Return the answer to a GET, of status 0 when none comes in a few seconds."""
+    return request("GET", url, timeout_s=5.0, access=access)
 
 
 def read_key(path: str) -> str:

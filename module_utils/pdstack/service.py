@@ -164,6 +164,15 @@ def router_targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
     return found
 
 
+def router_lag_s(plan: Mapping[str, Any], host: str) -> int:
+    """Return for how many seconds a router of a host may rightly not know yet that its workers answer."""
+    looks = [
+        sum(int(item["args"].get(f"health-check-{name}-secs", 0)) for name in ("interval", "timeout"))
+        for item in routers_of(plan, host)
+    ]
+    return max(looks, default=0)
+
+
 def targets(plan: Mapping[str, Any], host: str) -> List[Dict[str, str]]:
     """Return all that answers on a host."""
     return engine_targets(plan, host) + router_targets(plan, host)

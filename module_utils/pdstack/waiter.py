@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from . import causes, phases, units
 from .http import Access
 from .runner import Runner
+from .verify import Reply
 
 _START_SLACK_S = 30.0  # between the start of a unit and the first look at it
+_REFUSED = (401, 403)  # an answer that no waiting changes
 
-HttpStatus = Callable[[str, Access], int]  # GET, returns the status, 0 when nothing answers
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # a router writes for a terminal, whatever it writes to
+
+HttpGet = Callable[[str, Access], Reply]
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class Progress:
 def wait(
     targets: Sequence[Target],
     runner: Runner,
-    http_status: HttpStatus,
+    get: HttpGet,
     monotonic: Callable[[], float],
     sleep: Callable[[float], None],
     timeout_s: float,
@@ -82,12 +87,15 @@ def wait(
     poll_s: float = 0.5,
     progress: Optional[Progress] = None,
     slice_s: Optional[float] = None,
+    setting: str = "",
 ) -> List[Readiness]:
     """Poll until every target answers, one has failed for good, or ``timeout_s`` has passed.
 
     The time to ready is kept in the folder ``marks`` by unit and process, so that a later run can
-    still tell it. A unit that systemd restarts twice while we wait counts as failed. With ``slice_s`` it returns
+    still tell it. A unit that systemd restarts twice while we wait counts as failed, and so does one that cannot be
+    asked at all: no key here, or one that it does not take. With ``slice_s`` it returns
     after that time with what is so far, and goes on when it is called again with the same ``progress``.
+    ``setting`` names the variable that ``timeout_s`` comes from.
     """
     progress = progress or Progress()
     progress.begin = begin = monotonic() if progress.begin is None else progress.begin
@@ -95,14 +103,17 @@ def wait(
     until = None if slice_s is None else monotonic() + slice_s
     while True:
         states = units.show(runner, [target.unit for target in targets])
-        results = []
+        results, answers, statuses = [], {}, {}
         for target in targets:
             state = states[target.unit]
             first = progress.restarts.setdefault(target.unit, state.restarts)
             result = Readiness(target.name, target.unit, state=f"{state.active} ({state.sub})", restarts=state.restarts)
             mark = _read_mark(marks, state)
             url = target.alive_url if mark and target.alive_url else target.url
-            if state.active == "active" and http_status(url, target.access) == 200:
+            unreadable = target.access.problem()
+            reply = get(url, target.access) if state.active == "active" and not unreadable else Reply(0, unreadable)
+            answers[target.name], statuses[target.name] = _answer(url, reply), reply.status
+            if reply.status == 200:
                 result.ready = True
                 if mark is None:
                     # Of a process that ran long before we looked, nobody knows when it first answered.
@@ -112,7 +123,10 @@ def wait(
                 result.seconds = mark["seconds"]
             elif state.active in ("failed", "inactive") or state.restarts - first >= 2:
                 result.state = f"failed ({state.result})" if state.result != "success" else result.state
-                result.detail = _explain(runner, target.unit)
+                result.detail = _explain(runner, target.unit, "mend what the last lines say, then run again")
+            elif unreadable or reply.status in _REFUSED:
+                found = f"found: {unreadable or answers[target.name]}\nneeded: the key that it was started with\n"
+                result.detail = found + _explain(runner, target.unit, _NEW_KEYS)
             results.append(result)
         failed = any(result.detail for result in results)
         if failed or all(result.ready for result in results):
@@ -120,14 +134,17 @@ def wait(
         if monotonic() >= deadline:
             for result in results:
                 if not result.ready:
-                    waited_for = f" within {timeout_s:.0f} s" if timeout_s else ""
-                    result.detail = f"no answer{waited_for}\n{_explain(runner, result.unit)}"
+                    waited = f" after {timeout_s:.0f} s" if timeout_s else ""
+                    found = f"found: {answers[result.name]}{waited}\nneeded: an answer with status 200\n"
+                    result.detail = found + _explain(runner, result.unit, _remedy(result.unit, setting))
             return results
         progress.waited = True
         if until is not None and monotonic() >= until:
             for result in results:
                 if not result.ready:
-                    result.phase = phases.phase(_journal(runner, states[result.unit])) or f"{result.state}, no word yet"
+                    status = statuses[result.name]
+                    result.phase = phases.phase(_journal(runner, states[result.unit])) or result.state
+                    result.phase += f", answers {status}" if status else ""
             return results
         sleep(poll_s)
 
@@ -137,9 +154,9 @@ def never_ready(states: Iterable[units.UnitState], marks: str) -> List[str]:
     return [state.name for state in states if state.main_pid and _read_mark(marks, state) is None]
 
 
-def look(targets: Sequence[Target], runner: Runner, http_status: HttpStatus, marks: str) -> List[Readiness]:
+def look(targets: Sequence[Target], runner: Runner, get: HttpGet, marks: str) -> List[Readiness]:
     """Ask every target once."""
-    return wait(targets, runner, http_status, lambda: 0.0, lambda seconds: None, 0.0, marks)
+    return wait(targets, runner, get, lambda: 0.0, lambda seconds: None, 0.0, marks)
 
 
 def _read_mark(marks: str, state: units.UnitState) -> Optional[Dict[str, Any]]:
@@ -174,9 +191,27 @@ def _journal(runner: Runner, state: units.UnitState) -> str:
     return runner(["journalctl", "--no-pager", "-o", "cat", "--all", "-n", "200", mine]).out
 
 
-def _explain(runner: Runner, unit: str) -> str:
+_NEW_KEYS = "run playbooks/serve.yml: it writes the keys, and restarts what was started with others"
+
+
+def _answer(url: str, reply: Reply) -> str:
+    """Say what came, in one line."""
+    said = " ".join(reply.body.split())[:200]
+    return f"{url} answers {reply.status}: {said}" if reply.status else f"{url}: no answer ({said or 'not asked'})"
+
+
+def _remedy(unit: str, setting: str) -> str:
+    more = f"; raise {setting} where they show that it was still at work" if setting else ""
+    return (
+        f"read the last lines for what it is waiting for, and `ss -ltnp` for whether it listens; "
+        f"`systemctl restart {unit}` where it hangs{more}"
+    )
+
+
+def _explain(runner: Runner, unit: str, remedy: str) -> str:
+    """Return what to do, after the likely cause where the journal shows one, and the journal's last lines."""
     journal = runner(["journalctl", "--no-pager", "-o", "cat", "-n", "400", "-u", unit]).out
-    lines = [line for line in journal.splitlines() if line.strip()]
+    lines = [_COLOUR.sub("", line)[:500] for line in journal.splitlines() if line.strip()]
     cause = causes.likely(journal)
-    text = f"likely cause: {cause.means}; {cause.do}\n" if cause else ""
+    text = f"likely cause: {cause.means}; {cause.do}\n" if cause else f"do: {remedy}\n"
     return text + f"last lines of `journalctl -u {unit}`:\n  " + "\n  ".join(lines[-25:] or ["(empty)"])

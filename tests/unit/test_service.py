@@ -120,6 +120,12 @@ def test_engines_are_waited_for_apart_from_routers() -> None:
     assert service.targets(PLAN, "b") == engines + routers
 
 
+def test_a_router_may_lag_behind_its_workers_by_one_look_at_them() -> None:
+    args = {"health-check-interval-secs": 600, "health-check-timeout-secs": 5}
+    routers = [{"host": "b", "args": args}, {"host": "c", "args": {}}]  # c: a plan of an earlier version
+    assert [service.router_lag_s({"routers": routers}, host) for host in "abc"] == [0, 605, 0]
+
+
 def test_the_router_waits_for_both_sides() -> None:
     assert [item["url"] for item in service.targets(PLAN, "b")] == [
         "http://10.0.0.1:30001/health",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import yaml
 from pdstack import causes, units, waiter
 from pdstack.http import Access
 from pdstack.runner import Completed
+from pdstack.verify import Reply
 
 TARGET = waiter.Target("decode-0", "pd-decode@0.service", "http://h/health")
 
@@ -38,8 +42,8 @@ class World:
             "",
         )
 
-    def http(self, url: str, access: Access) -> int:
-        return 200 if self.now - self.start >= self.ready_at else 0
+    def http(self, url: str, access: Access) -> Reply:
+        return Reply(200, "") if self.now - self.start >= self.ready_at else Reply(0, "timed out")
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -130,7 +134,7 @@ def test_a_wait_in_slices_is_one_wait(tmp_path: Path) -> None:
     late, progress = World(ready_at=1e9), waiter.Progress()
     for _ in range(3):
         result = piece(late, 25)
-    assert "no answer within 25 s" in result.detail
+    assert "no answer (timed out) after 25 s" in result.detail
     crashing, progress = World(ready_at=1e9, restart_at=(4, 14)), waiter.Progress()
     piece(crashing, 100)
     assert piece(crashing, 100).detail
@@ -141,7 +145,126 @@ def test_gives_up_after_the_bound(tmp_path: Path) -> None:
     result = world.wait(tmp_path, timeout=30)
     assert not result.ready
     assert world.now - world.start <= 31
-    assert "no answer within 30 s" in result.detail
+    assert "no answer (timed out) after 30 s" in result.detail
+
+
+def test_what_never_serves_is_told_with_what_it_answers_and_what_to_do(tmp_path: Path) -> None:
+    """Such as a router that listens and has no worker: found, needed, what to do, the variable, the journal."""
+    world = World(ready_at=1e9, journal="Router ready\n\x1b[2mno\x1b[0m healthy prefill workers\n")
+    target = waiter.Target("router-0", "pd-router.service", "http://h:8000/readiness")
+    get = lambda url, access: Reply(503, '{"status":\n "not ready"}')  # noqa: E731
+    look = (world.runner, get, lambda: world.now, world.sleep, 30, str(tmp_path))
+    (result,) = waiter.wait([target], *look, setting="pd_service_router_ready_timeout")
+    assert not result.ready
+    assert world.now - world.start <= 31
+    assert result.detail.splitlines() == [
+        'found: http://h:8000/readiness answers 503: {"status": "not ready"} after 30 s',
+        "needed: an answer with status 200",
+        "do: read the last lines for what it is waiting for, and `ss -ltnp` for whether it listens; `systemctl restart "
+        "pd-router.service` where it hangs; raise pd_service_router_ready_timeout where they show that it was still at "
+        "work",
+        "last lines of `journalctl -u pd-router.service`:",
+        "  Router ready",
+        "  no healthy prefill workers",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "journal", "word"),
+    [
+        (Reply(503, ""), "", "active (running), answers 503"),
+        (Reply(503, ""), "Load weight begin", "loading the checkpoint, answers 503"),
+        (Reply(0, "refused"), "", "active (running)"),
+    ],
+)
+def test_while_it_waits_it_says_what_is_known(tmp_path: Path, reply: Reply, journal: str, word: str) -> None:
+    world = World(ready_at=1e9, journal=journal)
+    look = (world.runner, lambda url, access: reply, lambda: world.now, world.sleep, 60, str(tmp_path))
+    (result,) = waiter.wait([TARGET], *look, slice_s=5)
+    assert (result.ready, result.detail, result.phase) == (False, "", word)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"), [(None, "cannot be read"), (b"", "is empty"), (b"\xff\xfe", "cannot be read"), (b"k", "")]
+)
+def test_a_key_that_cannot_be_read_ends_the_wait_at_once(
+    tmp_path: Path, content: str | bytes | None, found: str
+) -> None:
+    key = tmp_path / "api_key"
+    if content is not None:
+        key.write_bytes(content if isinstance(content, bytes) else content.encode())
+    world, asked = World(ready_at=3), []
+    get = lambda url, access: asked.append(url) or world.http(url, access)  # noqa: E731
+    target = waiter.Target("decode-0", "pd-decode@0.service", "http://h/health", key_file=str(key))
+    (result,) = waiter.wait([target], world.runner, get, lambda: world.now, world.sleep, 60, str(tmp_path))
+    assert result.ready is (found == "")
+    assert bool(asked) is result.ready
+    if found:
+        assert world.now == world.start
+        assert f"found: {key} {found}" in result.detail
+        assert "needed: the key that it was started with\ndo: run playbooks/serve.yml" in result.detail
+
+
+def test_a_key_that_is_not_taken_ends_the_wait_at_once(tmp_path: Path) -> None:
+    world = World(ready_at=1e9)
+    get = lambda url, access: Reply(401, "Unauthorized")  # noqa: E731
+    (result,) = waiter.wait([TARGET], world.runner, get, lambda: world.now, world.sleep, 60, str(tmp_path))
+    assert world.now == world.start
+    assert "found: http://h/health answers 401: Unauthorized\nneeded: the key that it was started with" in result.detail
+
+
+def test_the_terminal_tells_what_is_going_on_how_long_and_of_how_much(
+    monkeypatch: pytest.MonkeyPatch, project_root: Path
+) -> None:
+    """A line when it changes and once a minute, with the seconds that have passed and the bound."""
+    plugin = _plugin(project_root)
+    phases = [(10, "loading shard 1 of 46"), *((20 + 10 * i, "compiling kernels") for i in range(8)), (100, "")]
+    found = [
+        {
+            "waited": waited,
+            "progress": {"begin": 1.0},
+            "pending": bool(phase),
+            "instances": [{"name": "d", "ready": not phase, "phase": phase, "state": ""}],
+        }
+        for waited, phase in phases
+    ]
+    shown: list[str] = []
+    monkeypatch.setattr(plugin.display, "display", shown.append)
+    action = object.__new__(plugin.ActionModule)
+    action._task = SimpleNamespace(args={"timeout": "1800", "targets": []}, check_mode=False)
+    asked: list[dict[str, object]] = []
+    action._execute_module = lambda **words: asked.append(dict(words["module_args"])) or found.pop(0)
+    monkeypatch.setattr(plugin.ActionBase, "run", lambda self, tmp=None, task_vars=None: {})
+    assert action.run(task_vars={"inventory_hostname": "gpu1"})["pending"] is False
+    assert shown == [
+        "  gpu1: d: loading shard 1 of 46 (10 s of at most 1800 s)",
+        "  gpu1: d: compiling kernels (20 s of at most 1800 s)",
+        "  gpu1: d: compiling kernels (80 s of at most 1800 s)",
+    ]
+    assert [args.get("progress") for args in asked] == [None] + [{"begin": 1.0}] * 9
+
+
+def test_every_wait_of_a_role_is_bounded_by_a_variable_that_it_names(project_root: Path) -> None:
+    waits = []
+    for path in sorted((project_root / "roles").glob("*/tasks/*.yml")):
+        for task in yaml.safe_load(path.read_text()):
+            if "pd_service_wait" in task:
+                waits.append(task["pd_service_wait"])
+                role = path.parent.parent
+                assert waits[-1]["setting"] in waits[-1]["timeout"], path
+                assert waits[-1]["setting"] in yaml.safe_load((role / "defaults/main.yml").read_text()), path
+                router = "router" in waits[-1]["targets"]
+                assert ("router" in waits[-1]["setting"]) is router, f"{path}: a router is not given an engine's time"
+    assert len(waits) >= 4
+
+
+def _plugin(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pd_service_wait_action", root / "action_plugins/pd_service_wait.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_a_failed_unit_ends_the_wait_at_once_with_the_journal_and_a_cause(tmp_path: Path) -> None:
