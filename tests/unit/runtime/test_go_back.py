@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PHASES = ("runtime", "checkpoint", "serve", "verify")
@@ -41,23 +42,22 @@ PLAN = """
     create: true
   run_once: true
 """
-PLAY = """
-- name: Play
-  hosts: a:b
-  gather_facts: false
-  any_errors_fatal: true
-  tasks:
-    - name: Run the phase
-      ansible.builtin.include_tasks:
-        file: "tasks/{{ 'attempt' if ansible_play_hosts | pd_switched(hostvars, true) else 'run_' ~ phase }}.yml"
-      vars: {__pd_phase: "{{ phase }}"}
-"""
 
 
-def inventory(folder: pathlib.Path, **hosts: dict[str, object]) -> None:
+def play(phase: str) -> str:
+    """Return a play with the very task by which a phase's playbook runs it, or tries it."""
+    tasks = yaml.safe_load((ROOT / f"playbooks/{phase}.yml").read_text())[0]["tasks"]
+    (task,) = [task for task in tasks if task.get("vars", {}).get("__pd_phase") == phase]
+    hosts = {"name": "Play", "hosts": "a:b", "gather_facts": False, "any_errors_fatal": True}
+    return yaml.safe_dump([{**hosts, "tasks": [task]}])
+
+
+def inventory(folder: pathlib.Path, served: bool = True, **hosts: dict[str, object]) -> None:
+    """``served``: the run has been through the serve phase."""
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     model = {"repo": "a/b", "revision": 8 * "22"}
     now = {"pd_planned": {"plan": {"release": "new", "model": model}}, "pd_model": model}
+    now |= {"__pd_service_files": {}} if served else {}
     told = {"all": {"hosts": {name: {**local, **now, **known} for name, known in hosts.items()}}}
     (folder / "hosts.json").write_text(json.dumps(told))
 
@@ -74,13 +74,15 @@ def book(tmp_path: pathlib.Path) -> pathlib.Path:
         (tasks / f"run_{phase}.yml").write_text(PHASE.format(log=log, phase=phase))
     (tasks / "make_plan.yml").write_text(PLAN.format(log=log))
     (library / "pd_release.py").write_text(RELEASE % str(log))
-    (tmp_path / "play.yml").write_text(PLAY)
+    for phase in PHASES:
+        (tmp_path / f"{phase}.yml").write_text(play(phase))
     inventory(tmp_path, **{name: {"sglang_runtime_switched": {"former": former}} for name, former in FORMER.items()})
     return tmp_path
 
 
 def run(book: pathlib.Path, phase: str, broken: list[str]) -> tuple[int, str, list[str]]:
-    command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", book / "hosts.json", book / "play.yml"]
+    program = pathlib.Path(sys.executable).parent / "ansible-playbook"
+    command = [program, "-i", book / "hosts.json", book / f"{phase}.yml"]
     extra = {"phase": phase, "broken": broken}
     env = {
         **os.environ,
@@ -147,3 +149,15 @@ def test_a_run_that_switched_not_every_host_stops_at_the_failure(book: pathlib.P
     status, words, log = run(book, "runtime", ["b"])
     assert status == 2
     assert not [line for line in log if "activate" in line], words
+
+
+def test_where_nothing_was_restarted_yet_only_current_goes_back(book: pathlib.Path) -> None:
+    """Such as --tags sglang_runtime,pd_verify, or a rehearsal: what runs has the release and the commit from before."""
+    before = {"pd_host": {"plan": {"model": {"repo": "a/b", "revision": 8 * "11", "served_name": "b"}}}}
+    switched = {name: {**before, "sglang_runtime_switched": {"former": FORMER[name]}} for name in FORMER}
+    inventory(book, served=False, **switched)
+    status, words, log = run(book, "verify", ["b"])
+    assert status == 2
+    assert sorted(set(log)) == ["activate old-aaa", "activate old-bbb", "verify a", "verify b"], words
+    assert "new did not serve, so that this run went back: every host is on old again" in words
+    assert "what runs there was not touched" in words
