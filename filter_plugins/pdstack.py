@@ -95,9 +95,20 @@ def failures(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> str:
     return "\n".join(f"{host}: {result.get('msg', result)}" for host, result in found.items() if result)
 
 
-def bundle_failures(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Dict[str, str]]:
-    """Return what of the support bundle's steps failed on each host, from their results; {} for a host told whole."""
-    return {host: support.failures({name: hostvars[host].get(name) for name in support.STEPS}) for host in hosts}
+def step_failures(
+    hosts: Iterable[str], hostvars: Mapping[str, Any], steps: Iterable[Mapping[str, str]]
+) -> Dict[str, Dict[str, str]]:
+    """Return which of a playbook's steps failed on each host, and why; {} for a host where all went well.
+
+    A step has its ``name``, the name of the variable that its ``result`` is registered as, and what it ``returns``
+    where it went well.
+    """
+    known = list(steps)
+    signs = {step["name"]: step["returns"] for step in known}
+    return {
+        host: support.failures({step["name"]: hostvars[host].get(step["result"]) for step in known}, signs)
+        for host in hosts
+    }
 
 
 class FilterModule:
@@ -110,7 +121,6 @@ class FilterModule:
             "pd_firewall_wanted": firewall.wanted,
             "pd_addresses_of": addresses_of,
             "pd_architectures_of": architectures_of,
-            "pd_bundle_failures": bundle_failures,
             "pd_facts_of": facts_of,
             "pd_hardware": hardware,
             "pd_instances_of": service.instances_of,
@@ -130,6 +140,7 @@ class FilterModule:
             "pd_service_router_targets": service.router_targets,
             "pd_service_selection": rolling.selection,
             "pd_service_targets": service.targets,
+            "pd_step_failures": step_failures,
             "pd_table": table,
             "pd_service_units": service.units,
             "pd_failures": failures,

@@ -30,10 +30,14 @@ class OwnLab:
 
     def call(self, *words: str | pathlib.Path, data: bytes = b"", check: bool = True) -> str:
         """Return what tools/lab/lab printed; by default it must end well."""
+        return self.read(*words, data=data, check=check).decode().strip()
+
+    def read(self, *words: str | pathlib.Path, data: bytes = b"", check: bool = True) -> bytes:
+        """Return what tools/lab/lab printed as it is, such as an archive."""
         command = [sys.executable, ROOT / "tools/lab/lab", *words]
         done = subprocess.run(command, env=self.environment, input=data, capture_output=True, check=False)
         assert done.returncode == 0 or not check, f"{words}\n{done.stdout.decode()}{done.stderr.decode()}"
-        return done.stdout.decode().strip()
+        return done.stdout
 
     def up(self, connection: pathlib.Path, *hosts: str) -> None:
         """Boot the hosts (``name[:suite[:python]]``) and write the inventory of their connections."""

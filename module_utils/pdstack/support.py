@@ -64,12 +64,6 @@ LINKS = ("/opt/pdstack/current", "/opt/pdstack/previous", "/opt/pdstack/cuda")
 # Whose contents are hunted for in everything else.
 SECRET_FILES = ("/etc/pdstack/credentials/*", "/var/lib/pdstack/checkpoint/secrets/*")
 KERNEL = r"NVRM|Xid|nvidia|oom|Out of memory|mce:|Machine check|AER:|pcieport|mlx5|IOMMU"
-# What the playbook registers of a host -> what the step is called, and a key that its result has where it went well.
-STEPS = {
-    "pd_host": ("plan, ports and disks", "facts"),
-    "pd_gpu": ("probe", "facts"),
-    "__bundle_gathered": ("documents", "count"),
-}
 
 
 @dataclass(frozen=True)
@@ -118,11 +112,14 @@ def collect(
     return clean
 
 
-def failures(results: Mapping[str, Optional[Mapping[str, Any]]]) -> Dict[str, str]:
-    """Return, by step, why it gave nothing. ``results``: by the names of STEPS, None where a step did not run."""
+def failures(results: Mapping[str, Mapping[str, Any]], signs: Mapping[str, str]) -> Dict[str, str]:
+    """Return, by step, why it gave nothing, in the order of ``signs``.
+
+    ``signs`` has for each step a key that its result has where it went well; ``results`` lacks a step that did not run.
+    """
     found = {}
-    for name, (step, sign) in STEPS.items():
-        result = results.get(name) or {"msg": "not tried"}
+    for step, sign in signs.items():
+        result = results.get(step) or {"msg": "not tried"}
         if result.get("unreachable"):
             return {"connection": str(result.get("msg", "")).strip()}  # nothing else was tried
         if sign not in result:

@@ -5,23 +5,19 @@ Both hosts take every step together, as in one run of an operator, and must answ
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import own_lab
 import pytest
 import yaml
 from fixtures.apt_repository import DRIVER, Repository
+from own_lab import PLAYS, ROOT, OwnLab
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PLAYS = ROOT / "tests/fixtures/host_plays"
-BIN = pathlib.Path(sys.executable).parent
-LAB_ENVIRONMENT = {**os.environ, "LAB_ID": f"gh{os.getpid() % 100000}", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+LAB = OwnLab("gh")
 SUITES = {"gbookw": "bookworm", "gtrixi": "trixie"}
 STORE = "/srv/vendor"
 GUARDS = [
@@ -44,17 +40,10 @@ class Hosts:
     inventory: pathlib.Path
     repository: Repository
 
-    def run(self, command: str, data: bytes | None = None) -> list[str]:
+    def run(self, command: str, data: bytes = b"") -> list[str]:
         """Run a command on each host at the same time; return what each said."""
-
-        def one(name: str) -> str:
-            argv = [sys.executable, ROOT / "tools/lab/lab", "exec", name, "--", command]
-            done = subprocess.run(argv, env=LAB_ENVIRONMENT, input=data or b"", capture_output=True, check=False)
-            assert done.returncode == 0, f"{name}: {command}\n{done.stdout.decode()}{done.stderr.decode()}"
-            return done.stdout.decode().strip()
-
         with ThreadPoolExecutor() as pool:
-            return list(pool.map(one, SUITES))
+            return list(pool.map(lambda name: LAB.on(name, command, data), SUITES))
 
     def ask(self, command: str) -> str:
         """Return what all hosts answer alike."""
@@ -70,19 +59,7 @@ class Hosts:
             "pd_sysfs_root": "/opt/bare",
             **variables,
         }
-        extra = [word for key, value in given.items() for word in ("-e", yaml.safe_dump({key: value}).strip())]
-        extra = [f"{{{word}}}" if word != "-e" else word for word in extra]
-        command = [BIN / "ansible-playbook", "-i", self.inventory, PLAYS / book, *extra, *options]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=LAB_ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        return LAB.play(self.inventory, PLAYS / book, *options, **given)
 
     def push(self) -> None:
         """Sign the repository and lay it on the hosts."""
@@ -105,9 +82,9 @@ class Hosts:
 
 def changed(output: str) -> set[int]:
     """The changes of each host by the recap; one number where they did the same."""
-    counts = dict(re.findall(r"^(\w+) +: .*\bchanged=(\d+)", output, re.MULTILINE))
+    counts = own_lab.changed(output)
     assert set(counts) == set(SUITES), output
-    return {int(count) for count in counts.values()}
+    return set(counts.values())
 
 
 def said(words: str, output: str) -> bool:
@@ -119,9 +96,7 @@ def said(words: str, output: str) -> bool:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Hosts whose GPUs have no driver (/opt/bare), and after a reboot would have one (/opt/driven)."""
     folder = tmp_path_factory.mktemp("hosts")
-    lab = [sys.executable, ROOT / "tools/lab/lab"]
-    up = [*lab, "up", "--inventory", folder / "connection.yml", *(f"{name}:{suite}" for name, suite in SUITES.items())]
-    subprocess.run(up, env=LAB_ENVIRONMENT, check=True, capture_output=True)
+    LAB.up(folder / "connection.yml", *(f"{name}:{suite}" for name, suite in SUITES.items()))
     repository = Repository(folder / "vendor")
     try:
         here = Hosts(folder / "connection.yml", repository)
@@ -139,7 +114,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield here
     finally:
         repository.close()
-        subprocess.run([*lab, "down"], env=LAB_ENVIRONMENT, check=True, capture_output=True)
+        LAB.down()
 
 
 def test_a_key_with_another_fingerprint_is_refused_before_anything_changes(hosts):

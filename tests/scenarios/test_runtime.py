@@ -11,18 +11,14 @@ import hashlib
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Iterator
 
+import own_lab
 import pytest
-import yaml
+from own_lab import PLAYS, OwnLab
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PLAY = ROOT / "tests/fixtures/host_plays/runtime.yml"
-LAB = [sys.executable, ROOT / "tools/lab/lab"]
-LAB_ENVIRONMENT = {**os.environ, "LAB_ID": f"rt{os.getpid() % 100000}", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+LAB = OwnLab("rt")
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "pdstack"
 HOUSE = "wheelhouse/cpu-0.5.23-py311"
 NAME = "cpython-3.11.99+20260101-x86_64-unknown-linux-gnu-install_only_stripped.tar.gz"
@@ -32,19 +28,13 @@ pytestmark = pytest.mark.lab
 @pytest.fixture(scope="module")
 def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
     file = tmp_path_factory.mktemp("runtime") / "connection.yml"
-    command = [*LAB, "up", "--inventory", file, "newer:trixie", "tree"]
-    subprocess.run(command, env=LAB_ENVIRONMENT, check=True, capture_output=True)
+    LAB.up(file, "newer:trixie", "tree")
     yield file
-    subprocess.run([*LAB, "down"], env=LAB_ENVIRONMENT, check=True, capture_output=True)
+    LAB.down()
 
 
-def run(command: str, host: str = "newer", check: bool = True) -> str:
-    argv = [*LAB, "exec", host, "--", command]
-    done = subprocess.run(
-        argv, env=LAB_ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 or not check, command + "\n" + done.stdout + done.stderr
-    return done.stdout.strip()
+def run(command: str, check: bool = True) -> str:
+    return LAB.on("newer", command, check=check)
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +46,7 @@ def cache(connection: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) ->
         os.link(wheel, own / HOUSE / wheel.name)
     (own / "python").mkdir()
     left_out = "--exclude=sitecustomize.py --exclude=__pycache__ --exclude=test"
-    content = subprocess.run(
-        [*LAB, "exec", "tree", "--", f"tar c -C /usr {left_out} bin/python3.11 lib/python3.11"],
-        env=LAB_ENVIRONMENT,
-        capture_output=True,
-        check=True,
-    ).stdout
+    content = LAB.read("exec", "tree", "--", f"tar c -C /usr {left_out} bin/python3.11 lib/python3.11")
     (own / "python/plain.tar").write_bytes(content)
     with (
         tarfile.open(own / "python/plain.tar") as source,
@@ -82,20 +67,8 @@ def play(connection: pathlib.Path, cache: pathlib.Path) -> Callable[..., tuple[i
 
     def run_play(*options: str, **variables: object) -> tuple[int, str]:
         given = {"sglang_runtime_interpreters": str(lock), **variables}
-        extra = [word for key, value in given.items() for word in ("-e", f"{{{yaml.safe_dump({key: value}).strip()}}}")]
-        command = [pathlib.Path(sys.executable).parent / "ansible-playbook", "-i", connection, "-l", "newer", PLAY]
-        environment = {**LAB_ENVIRONMENT, "XDG_CACHE_HOME": str(cache.parent)}
-        done = subprocess.run(
-            [*command, *extra, *options],
-            cwd=ROOT,
-            env=environment,
-            # Scenarios that ran before may leave our own standard input non-blocking, which Ansible refuses.
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        more = {"XDG_CACHE_HOME": str(cache.parent)}
+        return LAB.play(connection, PLAYS / "runtime.yml", "-l", "newer", *options, more=more, **given)
 
     return run_play
 
@@ -130,7 +103,8 @@ def test_a_host_without_the_releases_python_gets_the_carried_one(play):
     assert version == "(3, 11)"
     assert run(f"readlink -f {python}").startswith("/opt/pdstack/python/")
     assert run("stat -c %U /opt/pdstack/python/*/lib/python3.11/os.py") == "root"
-    assert "changed=0" in play()[1]
+    status, output = play()
+    assert (status, own_lab.changed(output)) == (0, {"newer": 0}), output[-3000:]
 
 
 def test_a_second_installation_is_told_who_holds_the_first(play):

@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
 from pdstack import support
 
 HOST = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_user": "nobody"}
@@ -70,16 +71,32 @@ def test_a_full_disk_is_said_and_nothing_is_left(project_root: Path, tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pack.yml"]
 
 
+SIGNS = {"plan": "facts", "probe": "facts", "documents": "count"}
+
+
 @pytest.mark.parametrize(
     ("results", "found"),
     [
-        ({"pd_host": {"facts": {}}, "pd_gpu": {"facts": {}}, "__bundle_gathered": {"count": 90}}, {}),
-        ({"pd_host": {"unreachable": True, "msg": "timed out\n"}}, {"connection": "timed out"}),
+        ({"plan": {"facts": {}}, "probe": {"facts": {}}, "documents": {"count": 90}}, {}),
+        ({"plan": {"unreachable": True, "msg": "timed out\n"}}, {"connection": "timed out"}),
         (
-            {"pd_host": {"msg": "MODULE FAILURE", "module_stderr": "No space left"}, "pd_gpu": {"facts": {}}},
-            {"plan, ports and disks": "MODULE FAILURE\nNo space left", "documents": "not tried"},
+            {"plan": {"msg": "MODULE FAILURE", "module_stderr": "No space left"}, "probe": {"facts": {}}},
+            {"plan": "MODULE FAILURE\nNo space left", "documents": "not tried"},
         ),
     ],
 )
 def test_what_failed_on_a_host_by_step(results: dict, found: dict) -> None:
-    assert support.failures(results) == found
+    assert support.failures(results, SIGNS) == found
+
+
+def test_every_step_that_may_fail_is_told_by_what_it_registers_and_returns(project_root: Path) -> None:
+    """The playbook's side of it: a step that is renamed, added or left out must not go missing from hosts.json."""
+    (play,) = yaml.safe_load((project_root / "playbooks/support_bundle.yml").read_text())
+    quiet = {task["register"]: task for task in play["tasks"] if task.get("failed_when") is False}
+    steps = play["vars"]["__bundle_steps"]
+    assert [step["result"] for step in steps] == list(quiet)
+    for step in steps:
+        (module,) = [name for name in quiet[step["result"]] if (project_root / f"library/{name}.py").exists()]
+        source = (project_root / f"library/{module}.py").read_text()
+        returned = yaml.safe_load(source.partition('RETURN = r"""')[2].partition('"""')[0])
+        assert returned[step["returns"]]["returned"] == "always", f"{module} does not always return {step['returns']}"
