@@ -76,6 +76,41 @@ def unheard_topics(tasks):
     return sorted(notified - heard)
 
 
+def hidden_failures(tasks, text):
+    """Tasks of a file that cannot fail, and whose result nothing in it looks at."""
+    for item in tasks:
+        if item.body.get("failed_when") is False:
+            name = item.body.get("register")
+            own = [str(item.body.get(key)) for key in ("register", "changed_when")]
+            if not name or len(re.findall(rf"\b{name}\b", text)) <= sum(word.count(name) for word in own):
+                yield str(item)
+
+
+def test_no_failure_is_hidden():
+    found = [
+        problem
+        for path in tree.task_files()
+        for problem in hidden_failures(
+            tree.tasks_in(tree.as_list(tree.load(path)), tree.relative(path)), path.read_text()
+        )
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("- {name: Do it, pd_files: {}, failed_when: false}", True),
+        ("- {name: Do it, pd_files: {}, failed_when: false, register: x}", True),
+        ("- {name: Do it, pd_files: {}, failed_when: false, register: x, changed_when: x.rc == 0}", True),
+        ("- {name: Do it, pd_files: {}, failed_when: false, register: x}\n- {name: So, b: {}, when: x.rc == 1}", False),
+        ("- {name: Do it, pd_files: {}, failed_when: x.rc > 1, register: x}", False),
+    ],
+)
+def test_a_hidden_failure_is_found(text, hidden):
+    assert bool(list(hidden_failures(tree.tasks_in(tree.parse(text), "bad.yml"), text))) is hidden
+
+
 def test_tasks_are_well_written():
     own, tasks = tree.own_modules(), tree.tasks()
     assert len(tasks) > 20
