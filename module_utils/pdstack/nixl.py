@@ -167,7 +167,9 @@ def pairs(plan: Mapping[str, Any], host: str, measured_gb_s: Optional[Sequence[S
 
 
 def _side(instance: Mapping[str, Any], device: int, word: str) -> Side:
-    return Side(f"{instance['name']}.{word}", dict(instance["env"]), device)
+    # The engine's HOME is its JIT cache. The driver would make its own folders there for the user who runs this, root,
+    # and the engine could not write below them.
+    return Side(f"{instance['name']}.{word}", {**instance["env"], "CUDA_CACHE_DISABLE": "1"}, device)
 
 
 def _on_gpus(both: Sequence[Mapping[str, Any]], first: int, second: int, measured: Any) -> Pair:

@@ -94,6 +94,11 @@ def test_processes_run_the_current_release(host, units):
         assert set(mapped.split()) == {target}
 
 
+def test_nothing_in_the_engines_caches_is_another_users(host):
+    """What a proof as root left there, an engine could not write to."""
+    assert host.check_output("find /var/lib/pdstack/jit -mindepth 1 ! -user pdstack") == ""
+
+
 def test_engines_map_no_file_of_the_checkpoint(host, plan, instances):
     """They have loaded it whole, so that a repair may replace a file under them: docs/checkpoint.md."""
     assert host.run(f"grep -lsF {plan['model']['path']}/ /proc/[0-9]*/maps").stdout == ""

@@ -64,6 +64,11 @@ def test_engines_run_hardened_as_the_service_user(host, instances, found):
         assert re.search(r"CapBnd:\s+0+\n", status)
 
 
+def test_nothing_in_the_engines_caches_is_another_users(host):
+    """What a proof as root left there, an engine could not write to: the driver's own cache is below HOME."""
+    assert host.check_output("find /var/lib/pdstack/jit -mindepth 1 ! -user pdstack") == ""
+
+
 def test_the_kv_cache_goes_from_gpu_to_gpu(host, instances, found):
     """The role's own measurement: between the two engines' GPUs, in both directions, never over tcp."""
     if not any(instance["role"] == "prefill" for instance in instances):

@@ -220,7 +220,9 @@ def test_pairs_follow_the_plan_rank_by_rank():
         ("prefill-0.gpu0", "decode-0.gpu2", 2e9),
         ("prefill-0.gpu1", "decode-0.gpu3", 13e9),
     ]
-    assert found[1].sides[1] == nixl.Side("decode-0.gpu3", {"CUDA_VISIBLE_DEVICES": "2,3"}, 1)
+    # No cache of the driver's: this runs as root, and the engine's own would lie below root's folders.
+    environment = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_CACHE_DISABLE": "1"}
+    assert found[1].sides[1] == nixl.Side("decode-0.gpu3", environment, 1)
     assert nixl.pairs(plan, "b") == []
 
 
