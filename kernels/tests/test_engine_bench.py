@@ -76,9 +76,12 @@ def test_the_plugins_are_found_where_they_are_installed(tmp_path: pathlib.Path) 
         "pdstack_kernels": "pdstack_kernels.plugin:register",
         "pdstack_sm120_route": "pdstack_sm120_route:route",
         "pdstack_dummy_weights": "pdstack_sm120_route:weights",
+        "pdstack_spoil": "pdstack_sm120_route:spoil",
     }
     assert {name for names in hooked_engine.PLUGINS.values() for name in names.split(",")} == set(found)
-    code = "import pdstack_kernels.plugin, pdstack_sm120_route as r; r.route(); r.weights(); print(r.__file__)"
+    code = (
+        "import pdstack_kernels.plugin, pdstack_sm120_route as r; r.route(); r.weights(); r.spoil(); print(r.__file__)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(site)}, capture_output=True, text=True, check=True
     )
@@ -87,31 +90,89 @@ def test_the_plugins_are_found_where_they_are_installed(tmp_path: pathlib.Path) 
 
 def test_only_the_hooked_engine_gets_the_kernels(tmp_path: pathlib.Path) -> None:
     env = {name: hooked_engine.environment(name, tmp_path, tmp_path, "on") for name in hooked_engine.PLUGINS}
-    assert [name for name in env if env[name].get("PDSTACK_KERNELS")] == ["hooked"]
+    assert [name for name in env if env[name].get("PDSTACK_KERNELS")] == ["hooked", "spoiled"]
+    assert [name for name in env if env[name].get("PDSTACK_NUDGE")] == ["nudged"]
     assert env["release"]["SGLANG_FP8_PAGED_MQA_LOGITS_TORCH"] == env["hooked"]["SGLANG_FP8_PAGED_MQA_LOGITS_TORCH"]
     assert not set(pdstack_sm120_route.ROUTE) & set(env["native"])
+
+
+def test_a_nudge_moves_every_weight_of_a_norm_by_one_step_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Model(), Model()
+    pdstack_sm120_route.fill(one)
+    monkeypatch.setenv("PDSTACK_NUDGE", "1")
+    pdstack_sm120_route.fill(two)
+    for (name, a), b in zip(one.state_dict().items(), two.state_dict().values()):
+        if name != "norm_weight":
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), name
+            continue
+        steps = b.bfloat16().view(torch.int16).int() - a.bfloat16().view(torch.int16).int()
+        assert set(steps.tolist()) == {-1, 1}
+
+
+def test_a_spoiled_attention_is_wrong_where_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pdstack_kernels import sparse_mla
+
+    monkeypatch.setattr(sparse_mla, "sparse_mla_decode", lambda: (torch.ones(1, 1, 512), None))
+    monkeypatch.setattr(pdstack_sm120_route.multiprocessing, "parent_process", lambda: True)
+    pdstack_sm120_route.spoil()
+    for capturing in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
+        assert int(sparse_mla.sparse_mla_decode()[0].sum()) == (448 if capturing else 512)
 
 
 def answer(ids: list[int], logprobs: list[float], margins: list[float]) -> dict[str, object]:
     return {"ids": ids, "logprobs": logprobs, "top": [[-1.0, -1.0 - margin] for margin in margins]}
 
 
-def test_equal_tokens_a_tie_and_a_wrong_token() -> None:
+def test_equal_tokens_a_near_one_and_a_wrong_one() -> None:
     release = answer([5, 6, 7], [-1.0, -1.0, -1.0], [2.0, 0.1, 2.0])
-    assert hooked_engine.compare([answer([5, 6, 7], [-1.02, -1.0, -1.0], [1, 1, 1])], [release]) == {
-        "compared": 3,
+    assert hooked_engine.compare([answer([5, 6, 7], [-1.03, -1.0, -1.0], [1, 1, 1])], [release], 0.15) == {
         "equal": 3,
-        "ties": 0,
+        "rms": pytest.approx(0.03 / 3**0.5),
+        "largest": pytest.approx(0.03),
+        "parted": 0,
+        "widest": 0,
         "wrong": 0,
-        "largest_difference": pytest.approx(0.02),
         "different": 3,
     }
-    tie = hooked_engine.compare([answer([5, 9, 9], [-1, -1, -1], [1, 1, 1])], [release])
-    assert (tie["compared"], tie["equal"], tie["ties"], tie["wrong"]) == (2, 1, 1, 0)
-    wrong = hooked_engine.compare([answer([8, 6, 7], [-1, -1, -1], [1, 1, 1])], [release])
-    assert (wrong["compared"], wrong["wrong"]) == (1, 1)
+    near = hooked_engine.compare([answer([5, 9, 9], [-1, -1, -1], [1, 1, 1])], [release], 0.15)
+    assert (near["equal"], near["parted"], near["widest"], near["wrong"]) == (1, 1, pytest.approx(0.1), 0)
+    wrong = hooked_engine.compare([answer([8, 6, 7], [-1, -1, -1], [1, 1, 1])], [release], 0.15)
+    assert (wrong["equal"], wrong["widest"], wrong["wrong"]) == (0, 2.0, 1)
     nothing = answer([5, 5, 5], [float("nan")] * 3, [1, 1, 1])
     assert hooked_engine.compare([nothing], [nothing])["wrong"] == 1  # two engines that compute NaN agree
+
+
+def engines(**distances: float) -> dict[str, list[list[dict[str, object]]]]:
+    """Variants whose log-probabilities lie so far from the release's, the same tokens."""
+    return {name: [[answer([5, 6, 7], [-1.0 - far] * 3, [1.0] * 3)]] * 2 for name, far in distances.items()}
+
+
+@pytest.mark.parametrize(
+    ("distances", "words"),
+    [
+        ({"release": 0, "nudged": 0.05, "hooked": 0.06}, []),
+        ({"release": 0, "nudged": 0.05, "hooked": 0.06, "spoiled": 0.5}, []),
+        ({"release": 0, "nudged": 0.05, "hooked": 0.12}, ["hooked: 0.120 nats from the release, last bits 0.050"]),
+        ({"release": 0, "nudged": 0.05, "hooked": 0.06, "spoiled": 0.06}, ["blind"]),
+        ({"release": 0, "nudged": 0.4, "hooked": 0.06}, ["no measure"]),
+        ({"release": 0, "nudged": float("nan"), "hooked": 0.06}, ["no numbers", "no measure"]),
+        ({"release": 0, "hooked": 3.0}, []),  # without a measure nothing is judged
+    ],
+)
+def test_the_hooked_engine_is_measured_by_what_last_bits_do(distances: dict[str, float], words: list[str]) -> None:
+    _, problems = hooked_engine.judge(engines(**distances))
+    assert len(problems) == len(words), problems
+    assert all(word in problem for word, problem in zip(words, problems))
+
+
+def test_a_token_may_differ_only_where_the_release_was_not_sure() -> None:
+    found = engines(release=0, nudged=0.05, hooked=0.05)
+    found["hooked"] = [[answer([5, 9, 9], [-1.05] * 3, [1.0] * 3)]] * 2
+    _, (problem,) = hooked_engine.judge(found)
+    assert "1 tokens differ where the release was surer than 0.300" in problem
+    found["release"] = [[answer([5, 6, 7], [-1.0] * 3, [1.0, 0.2, 1.0])]] * 2
+    assert hooked_engine.judge(found)[1] == []
 
 
 @pytest.mark.skipif(not WHEELS, reason="PDSTACK_SGLANG names no unpacked wheels")

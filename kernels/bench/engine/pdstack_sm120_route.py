@@ -10,12 +10,17 @@ a ladder, so that it alone chooses the experts: with random weights the sixth an
 other that the last bit of a bf16 sum chooses between them, and what was compared then was two different models (on an
 H200 the release differed from itself by 0.3 in a log-probability, and so did the hooked engine from the release).
 
+With PDSTACK_NUDGE=1 every weight of the norms is one bf16 step off, up or down: how far such a model's answers move
+when nothing but last bits change is the measure for two engines that round differently. `spoil` makes the hooked
+attention wrong inside captured graphs, where no check at start looks: a comparison must notice that.
+
 Never installed with the kernels: `hooked_engine.py` puts it on the path of the engines that it compares.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import zlib
 from typing import Any
 
@@ -50,6 +55,24 @@ def weights() -> None:
     loader.initialize_dummy_weights = fill
 
 
+def spoil() -> None:
+    """Entry point: the hooked attention forgets an eighth of its output where a decode step is captured."""
+    if multiprocessing.parent_process() is None:
+        return
+    import torch
+    from pdstack_kernels import sparse_mla
+
+    right = sparse_mla.sparse_mla_decode
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        out, lse = right(*args, **kwargs)
+        if torch.cuda.is_current_stream_capturing():
+            out[..., :64] = 0
+        return out, lse
+
+    sparse_mla.sparse_mla_decode = wrong
+
+
 def fill(model: Any, *_: Any, **__: Any) -> None:
     """Fill a model's parameters by name, type and shape; runs after the engine has repacked its quantised weights."""
     import torch
@@ -78,6 +101,17 @@ def fill(model: Any, *_: Any, **__: Any) -> None:
                 value.copy_(3 * drawn.argsort().argsort())  # ranks
             else:
                 value.copy_(1 + 0.1 * drawn if "norm" in name or name.endswith("scale") else 0.1 * drawn)
+                if "norm" in name and os.environ.get("PDSTACK_NUDGE") == "1":
+                    _nudge(value, draw)
+
+
+def _nudge(value: Any, draw: Any) -> None:
+    """Move every element to the next bf16 number above or below, as a coin says."""
+    import torch
+
+    near = value.bfloat16()
+    coins = torch.randint(0, 2, near.shape, generator=draw, device=near.device, dtype=torch.int16) * 2 - 1
+    value.copy_((near.view(torch.int16) + coins).view(torch.bfloat16))
 
 
 def _inputs(name: str, state: dict[str, Any]) -> int:
