@@ -21,6 +21,7 @@ FAMILIES = (ATTENTION, INDEXER, MOE, ALL_REDUCE, DENSE, NORM, COPY, SAMPLING, OT
 _PATTERNS: Sequence[Tuple[str, str]] = (
     (ALL_REDUCE, r"nccl|all_?reduce|cross_device_reduce|one_?shot|two_?shot|multimem|all_?gather|reduce_?scatter"),
     (ALL_REDUCE, r"^(c10d|gloo)::|mscclpp"),
+    (COPY, r"at::native::.*(index_(elementwise|put|kernel)|index_?select|copy_kernel|CopyFunctor)"),
     (
         INDEXER,
         r"indexer|^logits_kernel|mqa_logits|paged_mqa|topk_transform|fast_topk|index_?k|index_?topk|kpool|hadamard",
@@ -30,6 +31,7 @@ _PATTERNS: Sequence[Tuple[str, str]] = (
     (ATTENTION, r"sparse_?mla|sparse_decode|flash_?mla|fmha|flash_?attn|flash_?attention|flash_?fwd|flash::|_mla_"),
     (ATTENTION, r"paged_?attention|batch_?decode|batch_?prefill|decode_att|extend_att|scaled_dot_product|attention"),
     (ATTENTION, r"attn|^(decode|merge)_kernel|merge_state|kv_split|reduce_segments|set_mla_kv|set_kv|compress"),
+    (ATTENTION, r"^_fwd_(grouped_)?kernel(_stage\d)?\b|kv_indices|store_kv_?cache"),
     (NORM, r"rms_?norm|layer_?norm|group_?norm|rotary|rope|\bnorm|mhc|^(product|finish)_kernel|hyper_?conn"),
     (DENSE, r"gemm|gemv|nvjet|cublas|cutlass|split_?k|xmma|::(mm|addmm|bmm|linear|matmul|_scaled_mm)\b"),
     (SAMPLING, r"sampl|argmax|multinomial|top_?p|top_?k|softmax"),
