@@ -97,6 +97,7 @@ def attention(cut: sparse_mla.Config, capability: int, page1: int = 64) -> Compi
         "HB": cut.heads,
         "T": cut.tokens,
         "STAGES": cut.stages,
+        "TURNED": cut.turned,
         "DT": tl.float16,
         "PACKED": True,
         "OVERLAP": True,

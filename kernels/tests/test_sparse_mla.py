@@ -78,10 +78,19 @@ def test_only_the_asked_heads_are_computed() -> None:
         assert torch.allclose(lse, want_lse[:, 4:12], atol=1e-3)
 
 
-@pytest.mark.parametrize("cut", [(8, 32, 4, 2, 1), (16, 64, 8, 3, 2), (32, 32, 4, 1, 1), (32, 64, 8, 1, 3)])
-def test_every_cut_gives_the_same(cut: tuple[int, int, int, int, int]) -> None:
+CUTS = [
+    sparse_mla.Config(8, 32, 4, 2, 1),
+    sparse_mla.Config(8, 32, 2, 3, 3, turned=True),
+    sparse_mla.Config(16, 64, 8, 3, 2),
+    sparse_mla.Config(32, 32, 4, 1, 1),
+    sparse_mla.Config(32, 64, 8, 1, 3),
+]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: str(dataclasses.astuple(cut)))
+def test_every_cut_gives_the_same(cut: sparse_mla.Config) -> None:
     case = cases.Attention("cut", 3, 40, width0=100, width1=130, short=True)
-    out, _, inputs = run(case, config=sparse_mla.Config(*cut))
+    out, _, inputs = run(case, config=cut)
     assert_close(out, sparse_mla_ref.sparse_mla_decode(**inputs)[0])
 
 

@@ -32,6 +32,7 @@ class Config:
     Attributes:
         heads, tokens: of a tile; warps: of a program; splits: programs among which a row's tokens are split.
         stages: 1 reads a tile into registers when it is needed; n has n - 1 tiles on their way into shared memory.
+        turned: tokens, not heads, are the M dimension of the products: 8 heads fill an instruction.
     """
 
     heads: int
@@ -39,6 +40,7 @@ class Config:
     warps: int
     splits: int
     stages: int = 1
+    turned: bool = False
 
 
 @functools.cache
@@ -82,7 +84,10 @@ def choose(rows: int, heads: int, width0: int, width1: int, sms: int, shared: in
     stages = 3 if roomy else 1 if block == 16 else 2
     resident = sms if block == 32 and 2 * programs <= sms else 2 * sms
     share = max(3, -(-tiles(32) // max(1, min(MOST_SPLITS, resident // programs))))
-    return Config(heads=block, tokens=32, warps=4, splits=-(-tiles(32) // share), stages=stages)
+    splits = -(-tiles(32) // share)
+    if heads <= 8 and share > 3 and roomy:
+        return Config(heads=8, tokens=32, warps=2, splits=splits, stages=stages, turned=True)
+    return Config(heads=block, tokens=32, warps=4, splits=splits, stages=stages)
 
 
 def sparse_mla_decode(
@@ -187,6 +192,7 @@ def sparse_mla_decode(
         HB=cut.heads,
         T=cut.tokens,
         STAGES=cut.stages,
+        TURNED=cut.turned,
         DT=dot_dtype,
         PACKED=dot_dtype == tl.float16,
         OVERLAP=overlap,

@@ -166,6 +166,7 @@ def decode_kernel(
     HB: tl.constexpr,
     T: tl.constexpr,
     STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
     DT: tl.constexpr,
     PACKED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -174,8 +175,11 @@ def decode_kernel(
     """Grid (head blocks, splits, rows). PAGE1 = 0: no second pool. Not SPLIT: the one program finishes the row.
 
     STAGES: 1 reads a tile into registers when it is needed; n has n - 1 tiles on their way into shared memory.
+    TURNED: tokens are the M dimension of the products and heads the N dimension, where 8 fill an instruction; otherwise
+    heads are M, where 16 do.
     LATE: the next kernel is set up when the tiles are done, not at once.
     """
+    AXIS: tl.constexpr = 0 if TURNED else 1  # of a tile of scores, along which tokens lie; heads lie along the other
     if OVERLAP:
         if not LATE:
             gdc_launch_dependents()
@@ -205,16 +209,16 @@ def decode_kernel(
             count1 = tl.minimum(tl.load(lengths1 + row), width1)
     index = _indices(begin, tiles0, row0, width0, row1, width1, T, PAGE1)
 
-    d = tl.arange(0, 64)
-    q_at = q_ptr + row * q_stride_b + (first_head + head)[:, None] * q_stride_h + d[None, :]
+    q_at = q_ptr + row * q_stride_b + tl.expand_dims(first_head + head, AXIS) * q_stride_h
+    q_at += tl.expand_dims(tl.arange(0, 64), 1 - AXIS)
     q = ()
     acc = ()
     for c in tl.static_range(8):
-        q = q + (tl.load(q_at + c * 64, mask=real[:, None], other=0.0).to(DT),)
-        acc = acc + (tl.zeros([HB, 64], tl.float32),)
+        q = q + (tl.load(q_at + c * 64, mask=tl.expand_dims(real, AXIS), other=0.0).to(DT),)
+        acc = acc + (tl.zeros([64, HB] if TURNED else [HB, 64], tl.float32),)
     top = tl.full([HB], -1e30, tl.float32)
     # Summed over a tile's tokens only at the end: one reduction across warps less a tile.
-    totals = tl.zeros([HB, T], tl.float32)
+    totals = tl.zeros([T, HB] if TURNED else [HB, T], tl.float32)
 
     # Of each pool's tiles the first ones hold tokens: behind them the walk skips to the second pool.
     live0 = tl.maximum(tl.minimum(tl.cdiv(tl.maximum(count0, 0), T), tl.minimum(end, tiles0)) - begin, 0)
@@ -228,7 +232,7 @@ def decode_kernel(
     # Indices two tiles ahead: the reads that are one tile ahead must not wait for them.
     later = _indices(_nth(1, begin, live0, begin1), tiles0, row0, width0, row1, width1, T, PAGE1)
     for step in tl.range(0, live0 + live1, num_stages=STAGES):
-        valid = index >= 0
+        valid = tl.expand_dims(index >= 0, 1 - AXIS)
         second = _nth(step, begin, live0, begin1) >= tiles0
         scales, raw, rope = _read(index, second, cache0, page_bytes0, cache1, page_bytes1, PAGE0, PAGE1)
         index = _live(later, _nth(step + 1, begin, live0, begin1), tiles0, count0, count1, T, PAGE1)
@@ -240,25 +244,37 @@ def decode_kernel(
         # Four sums, not one: a chain of 32 dependent MMAs costs more time than everything else in a tile.
         parts = ()
         for c in tl.static_range(4):
-            half = tl.dot(q[c], tl.trans(k[c]), input_precision="ieee")
-            parts = parts + (tl.dot(q[c + 4], tl.trans(k[c + 4]), half, input_precision="ieee"),)
+            if TURNED:
+                half = tl.dot(k[c], q[c], input_precision="ieee")
+                parts = parts + (tl.dot(k[c + 4], q[c + 4], half, input_precision="ieee"),)
+            else:
+                half = tl.dot(q[c], tl.trans(k[c]), input_precision="ieee")
+                parts = parts + (tl.dot(q[c + 4], tl.trans(k[c + 4]), half, input_precision="ieee"),)
         s = (parts[0] + parts[1]) + (parts[2] + parts[3])
-        s = tl.where(valid[None, :], s * scale_log2, -1e30)
-        new_top = tl.maximum(top, tl.max(s, 1))
-        shrink = tl.exp2(top - new_top)
-        p = tl.where(valid[None, :], tl.exp2(s - new_top[:, None]), 0.0)
-        totals = totals * shrink[:, None] + p
+        s = tl.where(valid, s * scale_log2, -1e30)
+        new_top = tl.maximum(top, tl.max(s, AXIS))
+        shrink = tl.expand_dims(tl.exp2(top - new_top), AXIS)
+        p = tl.where(valid, tl.exp2(s - tl.expand_dims(new_top, AXIS)), 0.0)
+        totals = totals * shrink + p
         top = new_top
         new_acc = ()
         for c in tl.static_range(8):
-            new_acc = new_acc + (tl.dot(p.to(DT), k[c], acc[c] * shrink[:, None], input_precision="ieee"),)
+            if TURNED:
+                new_acc = new_acc + (tl.dot(tl.trans(k[c]), p.to(DT), acc[c] * shrink, input_precision="ieee"),)
+            else:
+                new_acc = new_acc + (tl.dot(p.to(DT), k[c], acc[c] * shrink, input_precision="ieee"),)
         acc = new_acc
 
     if OVERLAP and LATE:
         gdc_launch_dependents()
-    total = tl.sum(totals, 1)
+    total = tl.sum(totals, AXIS)
     seen = total > 0
     lse2 = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
+    if TURNED:
+        turned_back = ()
+        for c in tl.static_range(8):
+            turned_back = turned_back + (tl.trans(acc[c]),)
+        acc = turned_back
     value = _whole(acc)
     wide = tl.arange(0, 512)
     out_at = out_ptr + row * out_stride_b + (first_head + head)[:, None] * out_stride_h + wide[None, :]
