@@ -1,7 +1,7 @@
 """Device code of `sparse_mla`."""
 
 # mypy: ignore-errors
-# ruff: noqa: N803, RET505, RUF005
+# ruff: noqa: N803, N806, RET505, RUF005
 # Triton reads these bodies, not Python: types are Triton's, and tuples grow only by addition.
 
 import triton
