@@ -173,9 +173,9 @@ def compare(mine: list[dict[str, Any]], theirs: list[dict[str, Any]], sure: floa
 
     ``rms`` and ``largest`` are of the differences of log-probabilities of equal tokens, in nats. ``parted`` answers
     ended early in another token, ``widest`` is the largest of their margins: by how much the other's best token led its
-    second. ``wrong`` are those with a margin above ``sure``, and log-probabilities that are no numbers: two engines that
-    compute NaN agree on every token. ``different`` counts the tokens that occur; one alone would make the comparison
-    empty.
+    second. ``wrong`` are those with a margin above ``sure``, and log-probabilities that are no numbers: two engines
+    that compute NaN agree on every token. ``different`` counts the tokens that occur; one alone would make the
+    comparison empty.
     """
     equal = parted = wrong = 0
     squares = largest = widest = 0.0
