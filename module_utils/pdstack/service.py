@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 UNIT_FOLDER = "/etc/systemd/system"
@@ -48,12 +49,17 @@ def routers_of(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
 
 
 def files(
-    plan: Mapping[str, Any], host: str, unit_texts: Mapping[str, str], hardware: Optional[Mapping[str, Any]] = None
+    plan: Mapping[str, Any],
+    host: str,
+    unit_texts: Mapping[str, str],
+    hardware: Optional[Mapping[str, Any]] = None,
+    user: str = "pdstack",
 ) -> List[Dict[str, Any]]:
     """Return every file of a host, as pd_files takes them.
 
     ``unit_texts`` maps unit file names to their rendered text; those that this host needs are used.
     ``hardware`` is what the host is deployed on, kept for later looks (drift.hardware_of).
+    ``user`` is whom engines run as: their JIT caches are that user's, or none of them could start.
     """
     found: List[Dict[str, Any]] = [_file(f"{CONFIG_FOLDER}/plan.json", _json(plan))]
     if hardware:
@@ -74,6 +80,10 @@ def files(
             (f"{CONFIG_FOLDER}/instances/{instance['name']}.env", environment(instance)),
         ):
             found.append(_file(path, text))
+    for cache in sorted({instance["env"]["SGLANG_CACHE_DIR"] for instance in instances_of(plan, host)}):
+        found += [
+            {"path": path, "mode": "0700", "owner": user, "group": user} for path in (os.path.dirname(cache), cache)
+        ]
     if routers_of(plan, host):
         found.append(_file(f"{UNIT_FOLDER}/pd-router.service", unit_texts["pd-router.service"]))
     return found

@@ -54,6 +54,12 @@ QUIET = [
         "owner of the JIT cache", "/var/lib/pdstack/jit", "chown root /var/lib/pdstack/jit", ("/var/lib/pdstack/jit",)
     ),
     Breakage(
+        "owner of a release's JIT cache",
+        "/var/lib/pdstack/jit/*",
+        "chown root /var/lib/pdstack/jit/*/",
+        ("/var/lib/pdstack/jit/sglang",),
+    ),
+    Breakage(
         "mode of a file that a unit reads", "", "chmod 0666 /etc/pdstack/instances/decode-0.yaml", ("decode-0.yaml",)
     ),
     Breakage("the user's shell", "user: *", "usermod --shell /bin/bash pdstack", ("Make the service user",)),

@@ -36,9 +36,20 @@ def test_a_host_gets_the_files_of_its_own_instances() -> None:
         "/etc/pdstack/instances/prefill-0.env",
         "/etc/pdstack/instances/decode-0.yaml",
         "/etc/pdstack/instances/decode-0.env",
+        "/cache/release",
+        "/cache/release/cuda",
     }
     assert "U/pd-router.service" in paths("b")
     assert paths("c") == {"/etc/pdstack/plan.json"}
+
+
+def test_a_jit_cache_is_the_user_s_whom_engines_run_as() -> None:
+    """Whatever ran as root and made it first, or what an operator did to it: no engine could start."""
+    caches = [item for item in service.files(PLAN, "a", UNIT_TEXTS, user="llm") if item["path"].startswith("/cache")]
+    assert [(item["path"], item["owner"], item["group"], item["mode"]) for item in caches] == [
+        ("/cache/release", "llm", "llm", "0700"),
+        ("/cache/release/cuda", "llm", "llm", "0700"),
+    ]
 
 
 def test_the_engine_reads_back_exactly_the_planned_arguments() -> None:
@@ -68,13 +79,14 @@ def test_placement_says_why_and_binds_only_what_the_plan_binds() -> None:
 
 
 def test_every_file_of_an_instance_makes_its_unit_stale() -> None:
-    written = {item["path"] for item in service.files(PLAN, "a", UNIT_TEXTS, {"gpus": []})}
+    found = service.files(PLAN, "a", UNIT_TEXTS, {"gpus": []})
+    written = {item["path"] for item in found}
     shared = {"/etc/pdstack/plan.json", "/etc/pdstack/baseline.json", "/etc/systemd/system/pd.target"}
     # The canary runs anew every time.
     shared |= {"/etc/pdstack/canary.json", "/etc/systemd/system/pd-canary.service"}
     shared |= {path for path in written if path.startswith(service.LIBRARY)}
     watched = {path for unit in service.units(PLAN, "a") for path in unit["files"]}
-    folders = {path for path in written if path.endswith(".service.d")}
+    folders = {item["path"] for item in found if "content" not in item}
     files = written - shared - folders
     assert {path for path in files if not any(fnmatch.fnmatch(path, pattern) for pattern in watched)} == set()
     others = {pattern for pattern in watched if not any(fnmatch.fnmatch(path, pattern) for path in files)}
