@@ -28,13 +28,7 @@ class ActionModule(ActionBase):
         )
         try:
             found = {host: facts.merge([document]) for host, document in inventory.builtin(args["facts"]).items()}
-            in_force = plan.in_force(
-                {
-                    host: codec.load(plan.Plan, item)
-                    for host, item in inventory.builtin(args["previous"]).items()
-                    if item
-                }
-            )
+            in_force = plan.recorded(inventory.builtin(args["previous"]))
             items = [
                 item
                 for host, baseline in sorted(inventory.builtin(args["baselines"]).items())

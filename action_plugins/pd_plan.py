@@ -79,18 +79,7 @@ def read_previous(previous: Any) -> plan.Plan | None:
             previous = json.load(file)
     if not previous:
         return None
-    if "instances" in previous:
-        return _readable(previous)
-    found = {host: _readable(document) for host, document in previous.items()}
-    return plan.in_force({host: item for host, item in found.items() if item is not None})
-
-
-def _readable(document: Any) -> plan.Plan | None:
-    """Return a plan, or None for one of another version of the bundle: GPUs and ports are then chosen afresh."""
-    try:
-        return codec.load(plan.Plan, document, "previous plan")
-    except codec.CodecError:
-        return None
+    return plan.readable(previous) if "instances" in previous else plan.recorded(previous)
 
 
 def _text(document: dict[str, Any]) -> str:

@@ -24,8 +24,11 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         result: dict[str, Any] = super().run(tmp, task_vars)
-        self.validate_argument_spec({})
+        _, args = self.validate_argument_spec({"only": {"type": "list", "elements": "str", "default": []}})
         try:
+            if args["only"]:
+                inventory.check_only(task_vars or {}, args["only"], role_variables(ROLES))
+                return {**result, "changed": False, "msg": f"fine: {', '.join(args['only'])}"}
             wanted = inventory.read_intent(task_vars or {}, role_variables(ROLES))
             problems = certificate_problems(wanted.settings.security)
             if problems:

@@ -13,6 +13,7 @@ from ansible.module_utils.pdstack import (
     firewall,
     inventory,
     nixl,
+    plan,
     plan_types,
     report,
     rollback,
@@ -30,6 +31,13 @@ def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any
         parts = [dict(hostvars[host][name]["facts"], host=host) for name in ("pd_gpu", "pd_host")]
         found[host] = codec.dump(facts.merge(parts))
     return found
+
+
+def plan_in_force(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the plan that is deployed, from what each host keeps of it; {} where none has one that can be read."""
+    looks = {host: hostvars[host].get("pd_host", {}).get("plan") for host in hosts}
+    found = plan.recorded(inventory.builtin(looks))
+    return codec.dump(found) if found else {}
 
 
 def hardware(document: Mapping[str, Any]) -> Dict[str, Any]:
@@ -124,6 +132,7 @@ class FilterModule:
             "pd_facts_of": facts_of,
             "pd_hardware": hardware,
             "pd_instances_of": service.instances_of,
+            "pd_plan_in_force": plan_in_force,
             "pd_nixl_pairs": nixl_pairs,
             "pd_routers_of": service.routers_of,
             "pd_credential_names": service.credential_names,

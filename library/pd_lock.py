@@ -92,12 +92,18 @@ def main() -> None:
     if module.check_mode:
         module.exit_json(changed=False, held=params["state"] == "held", now=time.time())
     me = codec.load(runlock.Owner, params["owner"])
-    if params["state"] == "released":
-        module.exit_json(changed=runlock.release(params["path"], me), held=False, now=time.time())
-    instead_of = codec.load(runlock.Owner, params["instead_of"]) if params["instead_of"] else None
-    if params["force"]:
-        instead_of = runlock.read(params["path"])
-    outcome = runlock.take(params["path"], me, time.time(), instead_of)
+    try:
+        if params["state"] == "released":
+            module.exit_json(changed=runlock.release(params["path"], me), held=False, now=time.time())
+        instead_of = codec.load(runlock.Owner, params["instead_of"]) if params["instead_of"] else None
+        if params["force"]:
+            instead_of = runlock.read(params["path"])
+        outcome = runlock.take(params["path"], me, time.time(), instead_of)
+    except OSError as error:
+        module.fail_json(
+            msg=f"found {params['path']}: {error.strerror or error}; needed: a lock there, so that nobody else deploys "
+            "meanwhile; nothing was changed. Do: look at `df -h /run` and `findmnt /run` on the host, then run again."
+        )
     module.exit_json(changed=outcome.held, **codec.dump(outcome))
 
 

@@ -13,7 +13,14 @@ description:
   - Runs on the controller and contacts no host.
 author:
   - pdstack contributors (@pdstack)
-options: {}
+options:
+  only:
+    description:
+      - Variables to judge alone, beside the names of all others. For playbooks that must work whatever the rest of the
+        inventory is like. Empty judges all.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -40,7 +47,7 @@ msg:
 intent:
   description: The settings with defaults filled in and the release resolved, without the security settings.
   type: dict
-  returned: success
+  returned: success, with an empty O(only)
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -48,7 +55,8 @@ from ansible.module_utils.basic import AnsibleModule
 
 def main() -> None:
     """Say that the work is the action plugin's: this file is reached only without action_plugins set."""
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    spec = {"only": {"type": "list", "elements": "str", "default": []}}
+    module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     module.fail_json(msg="pd_validate runs on the controller: run it with the bundle's ansible.cfg (action_plugins)")
 
 

@@ -218,6 +218,9 @@ def hardware(facts: HostFacts, baseline: Mapping[str, Any]) -> List[Item]:
     """Compare a host's hardware with what it was deployed on; nothing recorded is nothing to compare with."""
     if not baseline:
         return []
+    if not _is_baseline(baseline):
+        path = "/etc/pdstack/baseline.json"
+        return [Item(facts.host, "hardware", path, "damaged", "it holds what the last deployment ran on", DEPLOY)]
     now = hardware_of(facts)
     items: List[Item] = []
     repair = f"replace what broke, or accept it with {DEPLOY}"
@@ -242,6 +245,17 @@ def hardware(facts: HostFacts, baseline: Mapping[str, Any]) -> List[Item]:
             if old.get(key) != now[section].get(key):
                 differs(f"{section} {key}", now[section].get(key), old.get(key))
     return items
+
+
+def _is_baseline(document: Mapping[str, Any]) -> bool:
+    """Whether a document of a host has the shape that hardware_of gives."""
+    gpus = document.get("gpus")
+    sections = [document.get(section) for section in ("driver", "numa")]
+    return (
+        isinstance(gpus, list)
+        and all(isinstance(gpu, dict) and isinstance(gpu.get("pci"), str) for gpu in gpus)
+        and all(isinstance(section, dict) for section in sections)
+    )
 
 
 def of_refusals(kind: str, refusals: Sequence[Refusal], hosts: Sequence[str]) -> List[Item]:

@@ -9,6 +9,8 @@ process (pd_units) then has no reason to restart it for a reworded explanation o
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import glob
 import grp
 import os
@@ -16,7 +18,7 @@ import pwd
 import shutil
 import stat
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Tuple
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def plan(entries: Iterable[Entry], owned: Iterable[str] = ()) -> FilesPlan:
         if entry.path in result.entries:
             raise FilesError(f"{entry.path}: declared twice")
         result.entries[entry.path] = entry
-        change = _compare(entry)
+        with _told(entry.path, _NOTHING):
+            change = _compare(entry)
         if change:
             result.changes.append(change)
     strays = sorted({match for pattern in owned for match in glob.glob(pattern)} - set(result.entries))
@@ -76,7 +79,7 @@ def plan(entries: Iterable[Entry], owned: Iterable[str] = ()) -> FilesPlan:
 
 
 def apply(todo: FilesPlan) -> None:
-    """Carry out a plan. Raises FilesError; then what was staged is gone and the targets are as before."""
+    """Carry out a plan. Raises FilesError; while contents are staged, what was staged goes and the targets stay."""
     folders = [
         todo.entries[c.path] for c in todo.changes if c.action != "remove" and todo.entries[c.path].content is None
     ]
@@ -85,45 +88,78 @@ def apply(todo: FilesPlan) -> None:
     ]
     same = {c.path for c in todo.changes if c.action in ("comments", "attributes")}
     ids = {entry.path: _ids(entry) for entry in folders + files}
-    for entry in sorted(folders, key=lambda item: item.path):
-        if os.path.islink(entry.path) or os.path.isfile(entry.path):
-            raise FilesError(f"{entry.path} is not a folder; move it away, then run again. Nothing was changed.")
-        os.makedirs(entry.path, exist_ok=True)
-        os.chmod(entry.path, entry.mode)
-        os.chown(entry.path, *ids[entry.path])
     staged: List[Tuple[str, str]] = []
     try:
+        for entry in sorted(folders, key=lambda item: item.path):
+            with _told(entry.path, _NOTHING):
+                if os.path.islink(entry.path) or os.path.isfile(entry.path):
+                    raise FilesError(f"{entry.path} is not a folder; move it away, then run again. {_NOTHING}.")
+                os.makedirs(entry.path, exist_ok=True)
+                os.chmod(entry.path, entry.mode)
+                os.chown(entry.path, *ids[entry.path])
         for entry in files:
-            os.makedirs(os.path.dirname(entry.path), exist_ok=True)
-            temporary = os.path.join(
-                os.path.dirname(entry.path), f".{os.path.basename(entry.path)}.pdstack-{os.getpid()}"
-            )
-            staged.append((temporary, entry.path))
-            with open(temporary, "w", encoding="utf-8", newline="") as handle:
-                os.fchmod(handle.fileno(), entry.mode)
-                os.fchown(handle.fileno(), *ids[entry.path])
-                handle.write(entry.content or "")
-                handle.flush()
-                os.fsync(handle.fileno())
-            if entry.path in same:
-                kept = os.lstat(entry.path)
-                os.utime(temporary, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+            with _told(entry.path, _NOTHING):
+                staged.append((_stage(entry, ids[entry.path], entry.path in same), entry.path))
         for _, path in staged:
             if os.path.isdir(path) and not os.path.islink(path):
-                raise FilesError(f"{path} is a folder where a file belongs; move it away, then run again.")
+                raise FilesError(f"{path} is a folder where a file belongs; move it away, then run again. {_NOTHING}.")
         for temporary, path in staged:
-            os.replace(temporary, path)
-    except OSError as error:
-        raise FilesError(
-            f"{error.filename or 'writing'}: {error.strerror}. No file was changed; free space, then run again."
-        ) from error
+            with _told(path, _PART):
+                os.replace(temporary, path)
     finally:
         for temporary, _ in staged:
             if os.path.lexists(temporary):
                 os.unlink(temporary)
     for change in todo.changes:
         if change.action == "remove":
-            _remove(change.path)
+            with _told(change.path, _PART):
+                _remove(change.path)
+
+
+def _stage(entry: Entry, ids: Tuple[int, int], keep_time: bool) -> str:
+    """Write a file's new content beside it and return where; nothing is left where that fails."""
+    folder, name = os.path.split(entry.path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f".{name}.pdstack-{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as handle:
+            os.fchmod(handle.fileno(), entry.mode)
+            os.fchown(handle.fileno(), *ids)
+            handle.write(entry.content or "")
+            handle.flush()
+            os.fsync(handle.fileno())
+        if keep_time:
+            kept = os.lstat(entry.path)
+            os.utime(temporary, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    except OSError:
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+        raise
+    return temporary
+
+
+_NOTHING = "No file was changed"
+_PART = "Some of the files were changed, and the next run goes on from there"
+_REMEDIES = {
+    errno.ENOSPC: "free space there (`df -h`, and `df -i` for inodes)",
+    errno.EDQUOT: "free space there, or raise the quota",
+    errno.EROFS: "mount that file system for writing; `dmesg` says why it is not",
+    errno.EIO: "look at the disk: `dmesg` has its errors",
+    errno.EPERM: "see `lsattr` for an immutable flag",
+    errno.EEXIST: "move away this file, where a folder belongs",
+    errno.EBUSY: "unmount what is mounted there",
+}
+
+
+@contextlib.contextmanager
+def _told(path: str, state: str) -> Iterator[None]:
+    """Make an error of the file system one for the operator: the path, the reason, how far it came, what to do."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "mend that")
+        place = error.filename if error.errno == errno.EEXIST else path
+        raise FilesError(f"{place}: {error.strerror or error}. {state}; {remedy}, then run again.") from error
 
 
 def effective(todo: FilesPlan) -> List[str]:

@@ -103,6 +103,28 @@ def parse(
     )
 
 
+def check_only(
+    hosts: Mapping[str, Mapping[str, Any]],
+    only: Iterable[str],
+    known_role_variables: Iterable[str],
+    role_prefixes: Iterable[str] = (),
+) -> None:
+    """Refuse names that nobody knows, and wrong values of the variables ``only``; the others' values are not judged.
+
+    For playbooks that must work whatever the inventory is like, such as on a host that is to be retired: a slip in
+    what they act by is refused all the same. Raises IntentError.
+    """
+    errors: List[Refusal] = []
+    names = sorted(hosts, key=natural_key)
+    _unknown_names(hosts, names, set(known_role_variables), tuple(role_prefixes), errors)
+    judged = {name: {key: value for key, value in hosts[name].items() if key in only} for name in names}
+    found: List[Refusal] = []
+    options.read(Settings, _shared(judged, names, set(names), found), "pd", found)
+    errors += [item for item in map(_with_prefix, found) if item.subject.split(".")[0] in only]
+    if errors:
+        raise IntentError(_unique([_renamed(item) for item in errors]))
+
+
 def public(intent: Intent) -> Dict[str, Any]:
     """Return the intent as plain data, with what is secret left out and the release resolved."""
     settings: Dict[str, Any] = codec.dump(intent.settings)

@@ -33,15 +33,27 @@ def read_intent(
     what the hosts have as pd_release, and ``instead`` holds more variables that win over the inventory's.
     Raises IntentError.
     """
+    groups, hosts = _inventory(task_vars)
+    wins = {**builtin(instead or {}), **({f"{settings.PREFIX}release": release} if release else {})}
+    hosts = {name: {**variables, **wins} for name, variables in hosts.items()}
+    return intent.parse(hosts, groups, role_variables, ROLE_PREFIXES)
+
+
+def check_only(task_vars: Mapping[str, Any], only: Iterable[str], role_variables: Iterable[str]) -> None:
+    """Refuse names that nobody knows, and wrong values of the variables ``only`` (intent.check_only)."""
+    _, hosts = _inventory(task_vars)
+    intent.check_only(hosts, list(only), role_variables, ROLE_PREFIXES)
+
+
+def _inventory(task_vars: Mapping[str, Any]) -> Tuple[Dict[str, List[str]], Dict[str, Dict[str, Any]]]:
+    """Return the groups, and our variables by host. Raises IntentError where one cannot be told."""
     groups = {str(name): [str(host) for host in members] for name, members in task_vars.get("groups", {}).items()}
     names = sorted({host for group in (intent.GPU_GROUP, intent.ROUTER_GROUP) for host in groups.get(group, ())})
     errors: List[Refusal] = []
     hosts = {name: _variables(name, task_vars["hostvars"][name], errors) for name in names}
     if errors:
         raise IntentError(errors)
-    wins = {**builtin(instead or {}), **({f"{settings.PREFIX}release": release} if release else {})}
-    hosts = {name: {**variables, **wins} for name, variables in hosts.items()}
-    return intent.parse(hosts, groups, role_variables, ROLE_PREFIXES)
+    return groups, hosts
 
 
 def builtin(value: Any) -> Any:

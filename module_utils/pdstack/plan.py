@@ -7,9 +7,9 @@ it keeps every set whose GPUs are still there, so that a re-run never reshuffles
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from . import checks, cpulist, flags, hostchecks, placement, render, seating
+from . import checks, codec, cpulist, flags, hostchecks, placement, render, seating
 from .facts import HostFacts, Port
 from .intent import Intent, natural_key
 from .placement import HostView
@@ -86,6 +86,23 @@ def in_force(plans: Mapping[str, Plan]) -> Optional[Plan]:
                 instances.setdefault(item.name, item)
     ordered = sorted(instances.values(), key=lambda item: (item.role, item.index))
     return replace(plans[hosts[0]], instances=ordered)
+
+
+def readable(document: Any) -> Optional[Plan]:
+    """Return a plan from its document, None for one that is empty, damaged, or of another version of the bundle."""
+    try:
+        return codec.load(Plan, document, "previous plan")
+    except codec.CodecError:
+        return None
+
+
+def recorded(documents: Mapping[str, Any]) -> Optional[Plan]:
+    """Return the plan in force from what each host keeps of it (/etc/pdstack/plan.json).
+
+    A document that cannot be read counts as none: GPUs and ports are then chosen afresh.
+    """
+    plans = {host: readable(document) for host, document in documents.items()}
+    return in_force({host: found for host, found in plans.items() if found is not None})
 
 
 def foreign_holders(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Tuple[str, int, str, Port]]:

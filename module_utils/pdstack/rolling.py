@@ -72,11 +72,16 @@ def _announcement(plan: Mapping[str, Any], restarting: Sequence[str]) -> str:
     return "; ".join(said)
 
 
-def selection(plan: Mapping[str, Any], name: str, here: str) -> Dict[str, Any]:
+_NOTHING = (
+    "those of /etc/pdstack/plan.json, which no host has in a shape that can be read; do: run playbooks/deploy_pd.yml"
+)
+
+
+def selection(plan: Mapping[str, Any], name: str, here: str, hosts: Sequence[str]) -> Dict[str, Any]:
     """Return what a name of the plan means: an instance, a set, a router, or a host with all that runs on it.
 
     ``instances`` and ``sets`` are of all hosts, ``units`` and ``targets`` of the host ``here``. ``problem`` is set
-    when the plan has no such name.
+    when the plan has no such name, or when some of it runs on none of the ``hosts`` that this run covers.
     """
     items = [*plan.get("instances", []), *plan.get("routers", [])]
     chosen = [item for item in items if name in (item["name"], item.get("set"), item["host"])]
@@ -89,7 +94,13 @@ def selection(plan: Mapping[str, Any], name: str, here: str) -> Dict[str, Any]:
         )
         near = difflib.get_close_matches(name, known, n=1)
         hint = f", did you mean {near[0]}?" if near else ""
-        problem = f"{name!r} is not in the plan{hint}; needed: one of {', '.join(known) or '(nothing is deployed)'}"
+        problem = f"{name!r} is not in the plan{hint}; needed: one of {', '.join(known) or _NOTHING}"
+    beyond = [f"{item['name']} on {item['host']}" for item in chosen if item["host"] not in hosts]
+    if beyond:
+        problem = (
+            f"{name!r} is {', '.join(item['name'] for item in chosen)}, of which this run does not reach "
+            f"{', '.join(beyond)}; needed: all of their hosts; do: run without --limit, on the inventory deployed"
+        )
     return {
         "problem": problem,
         "instances": [item["name"] for item in engines],
@@ -107,5 +118,8 @@ def outage(plan: Mapping[str, Any], selected: Mapping[str, Any], left: Mapping[s
     staying = [item["name"] for item in plan.get("routers", []) if item["name"] not in selected["routers"]]
     if not staying:
         return "no router would be left"
-    lacking = {role for name in staying for role, count in left.get(name, {"worker": 0}).items() if not count}
+    unknown = [name for name in staying if name not in left]
+    if unknown:
+        return f"{', '.join(unknown)} did not answer, or is on a host that this run does not reach"
+    lacking = {role for name in staying for role, count in left[name].items() if not count}
     return f"no healthy {' and no healthy '.join(sorted(lacking))} would be left" if lacking else ""

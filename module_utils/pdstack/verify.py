@@ -119,7 +119,10 @@ def check_kernels(unit: str, env: Mapping[str, str], proc_root: str = "/proc") -
     for pid in processes_of(unit, proc_root):
         try:
             with open(pattern.replace("{pid}", str(pid)), encoding="utf-8") as handle:
-                reports.append((pid, json.load(handle)))
+                report = json.load(handle)
+            if not isinstance(report, dict) or not {"calls", "silent", "broken", "captured"} <= set(report):
+                raise ValueError("it is not a rank's report")
+            reports.append((pid, report))
         except FileNotFoundError:
             continue  # not a rank: the launcher, the tokenizer
         except (OSError, ValueError) as error:
@@ -153,7 +156,10 @@ def check_configuration(
     try:
         info = json.loads(reply.body)
     except ValueError:
-        return [Check(f"{subject} configuration", False, f"{url}: not JSON", "JSON")]
+        info = None
+    if not isinstance(info, dict):
+        found = f"{url}: an answer that cannot be read: {reply.body[:200]!r}"
+        return [Check(f"{subject} configuration", False, found, "the configuration, a JSON object")]
     checks = []
     for option, planned in sorted(args.items()):
         key = option.replace("-", "_")
@@ -187,7 +193,7 @@ def check_completion(base_url: str, model: str, case: GoldenCase, http: Http, st
         return Check(subject, False, f"status {reply.status}: {reply.body[:300]}", wanted)
     try:
         text = _streamed(reply.body) if stream else str(json.loads(reply.body)["choices"][0]["text"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         return Check(subject, False, f"an answer that cannot be read ({error}): {reply.body[:300]!r}", wanted)
     if case.expect is not None:
         return Check(subject, text == case.expect, repr(text), wanted)

@@ -12,6 +12,27 @@ STATIC = {"pd_validate", "ansible.builtin.assert", "ansible.builtin.fail", "ansi
 PLAYBOOKS = [path for path in tree.matching("playbooks/*.yml") if path != DEPLOY]
 
 
+# Why a playbook may act before anybody has looked for slips in its variables.
+UNVALIDATED = {
+    "lab_up": "no variable of the bundle",
+    "lab_down": "no variable of the bundle",
+    "lock": "imported behind validate.yml",
+    "unlock": "imported at the end",
+    "support_bundle": "what is wrong with the inventory goes into the bundle",
+}
+
+
+def first_steps(plays):
+    """What a playbook does first: a playbook that it imports, a task file, or a module."""
+    for play in plays[:1]:
+        if "ansible.builtin.import_playbook" in play:
+            yield play["ansible.builtin.import_playbook"]
+        for task in list(tree.tasks_in([play], "first"))[:1]:
+            body = task.body[task.module]
+            included = body.get("file") if isinstance(body, dict) else body
+            yield included if task.module == "ansible.builtin.include_tasks" else task.module
+
+
 def order_problems(plays):
     """What a deployment's top playbook does other than import the phases in their order."""
     if any("ansible.builtin.import_playbook" not in play for play in plays):
@@ -64,6 +85,31 @@ def test_one_file_runs_the_service():
         and "tasks_from" not in task.body[task.module]
     }
     assert found == {"playbooks/tasks/run_serve.yml"}
+
+
+@pytest.mark.parametrize("path", [DEPLOY, *PLAYBOOKS], ids=lambda path: path.stem)
+def test_a_slip_in_a_variable_is_found_before_anything_else(path):
+    """A misspelt pd_retire_keep would take the checkpoints along, a misspelt bound would bound nothing."""
+    looks = list(first_steps(tree.plays(path))) in (["validate.yml"], ["tasks/plan.yml"], ["pd_validate"])
+    assert looks is (path.stem not in UNVALIDATED)
+
+
+def test_the_look_at_the_hosts_begins_with_the_variables():
+    first = next(tree.tasks_in(tree.load(tree.ROOT / "playbooks/tasks/plan.yml"), "plan.yml"))
+    assert first.module == "pd_validate"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[{hosts: all, tasks: [{pd_lock: {}}, {pd_validate: {}}]}]", ["pd_lock"]),
+        ("[{hosts: all, pre_tasks: [{ansible.builtin.include_tasks: {file: a.yml}}], tasks: [{x: {}}]}]", ["a.yml"]),
+        ("[{ansible.builtin.import_playbook: a.yml}, {ansible.builtin.import_playbook: validate.yml}]", ["a.yml"]),
+        ("[{hosts: all, roles: [x]}]", []),
+    ],
+)
+def test_first_steps_are_found(text, expected):
+    assert list(first_steps(tree.parse(text))) == expected
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -52,6 +52,7 @@ def test_a_port_that_another_process_holds_is_refused_with_its_holder(connection
     for word in ("8000", pid, "http.server", "stale-router.service"):
         assert word in output, f"{word!r} is missing in:\n{output[-3000:]}"
     assert untouched("whole")
+    assert on("whole", "ls -A /run/pdstack") == "deploy.lock.guard", "a run that was refused holds nothing"
 
 
 def test_an_unreachable_host_stops_the_run_before_any_host_changes(connections):
@@ -82,9 +83,10 @@ def test_a_target_without_a_complete_python_is_refused_where_it_may_not_be_insta
     assert untouched(host)
 
 
-@pytest.mark.parametrize("host", ["thin", "bare"])
-def test_a_target_without_a_complete_python_gets_one(connections, host):
-    status, output = play(connections, {host: {}}, "preflight.yml")
+@pytest.mark.parametrize(("host", "first"), [("thin", "preflight.yml"), ("bare", "lock.yml")])
+def test_a_target_without_a_complete_python_gets_one(connections, host, first):
+    """Alone a phase begins with the facts, a whole deployment with the lock: either needs Python."""
+    status, output = play(connections, {host: {}}, first)
     assert status == 0, output[-3000:]
     assert on(host, "python3 -c 'import ctypes, json; print(1)'") == "1"
 

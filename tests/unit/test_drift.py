@@ -124,6 +124,16 @@ def test_another_gpu_a_lost_gpu_and_another_driver_are_named() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [{"gpus": 3}, {"gpus": [5]}, {"gpus": [{}]}, {"gpus": []}, {"gpus": [], "driver": [], "numa": {}}, {"x": 1}],
+)
+def test_a_damaged_baseline_is_told_and_put_right_by_a_deployment(damaged: dict[str, Any]) -> None:
+    (item,) = drift.hardware(HOST, damaged)
+    assert (item.item, item.found) == ("/etc/pdstack/baseline.json", "damaged")
+    assert item.repair == drift.DEPLOY
+
+
 def test_the_content_of_the_baseline_is_told_as_hardware_alone() -> None:
     assert of({"changed": True, "paths": {drift.BASELINE: "update"}, "diff": []}) == []
     assert len(of({"changed": True, "paths": {drift.BASELINE: "create"}, "diff": []})) == 1

@@ -6,6 +6,7 @@ import errno
 import getpass
 import grp
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -113,13 +114,59 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(fd: int) -> None:
         calls.append(fd)
         if len(calls) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device", "c")
+            raise OSError(errno.ENOSPC, "No space left on device")  # as fsync and write give it, without a path
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(files.FilesError, match=r"No space left.*No file was changed"):
+    with pytest.raises(files.FilesError, match=r"/c: No space left.*No file was changed; free space there"):
         files.apply(files.plan(declared))
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "c"]
     assert {(tmp_path / name).read_text() for name in "abc"} == {"old\n"}
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "state", "remedy"),
+    [
+        ("makedirs", errno.EROFS, "No file was changed", "mount that file system for writing"),
+        ("makedirs", errno.ENOSPC, "No file was changed", "`df -i` for inodes"),
+        ("fchown", errno.EPERM, "No file was changed", "lsattr"),
+        ("fsync", errno.EIO, "No file was changed", "look at the disk"),
+        ("fsync", errno.EDQUOT, "No file was changed", "quota"),
+        ("replace", errno.EBUSY, "Some of the files were changed", "unmount"),
+        ("unlink", errno.EROFS, "Some of the files were changed", "mount that file system for writing"),
+        ("_read", errno.EIO, "No file was changed", "look at the disk"),
+        ("fsync", errno.EMFILE, "No file was changed", "mend that"),
+    ],
+)
+def test_whatever_the_file_system_says_is_told_with_path_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, state: str, remedy: str
+) -> None:
+    (tmp_path / "a").write_text("old\n")
+    (tmp_path / "stray").write_text("by hand\n")
+    declared = [entry(tmp_path / "a", "new\n"), entry(tmp_path / "folder", None)]
+    place = files if call.startswith("_") else files.os
+    real = getattr(place, call)
+
+    def broken(*arguments: object, **options: object) -> object:
+        if call == "unlink" and not str(arguments[0]).endswith("stray"):
+            return real(*arguments, **options)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(place, call, broken)
+    with pytest.raises(files.FilesError) as told:
+        files.apply(files.plan(declared, [f"{tmp_path}/stray"]))
+    monkeypatch.undo()
+    assert re.search(
+        rf"^{tmp_path}/\w+: {os.strerror(code)}\. {state}.*; .*{remedy}.*, then run again\.", str(told.value)
+    )
+    assert not list(tmp_path.glob(".*")), "nothing that was staged is left"
+    if state == "No file was changed":
+        assert (tmp_path / "a").read_text() == "old\n"
+
+
+def test_a_file_where_a_folder_belongs_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(files.FilesError, match=r"/x: File exists\. No file was changed; move away this file"):
+        files.apply(files.plan([entry(tmp_path / "x" / "a", "new\n")]))
 
 
 def test_a_folder_in_the_way_of_a_file_changes_nothing(tmp_path: Path) -> None:

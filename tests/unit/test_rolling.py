@@ -141,22 +141,32 @@ UNITS = ["pd-prefill@0.service", "pd-decode@0.service"]
 def test_a_name_means_an_instance_a_set_a_router_or_a_host(
     name: str, instances: list[str], routers: list[str], units: list[str]
 ) -> None:
-    found = rolling.selection(pairs(2, "ab"), name, "a")
+    found = rolling.selection(pairs(2, "ab"), name, "a", "ab")
     assert found["problem"] == ""
     assert (found["instances"], found["routers"], found["units"]) == (instances, routers, units)
 
 
 def test_an_unknown_name_is_told_with_the_nearest() -> None:
-    problem = rolling.selection(pairs(2), "decod-1", "a")["problem"]
+    problem = rolling.selection(pairs(2), "decod-1", "a", "ab")["problem"]
     assert "did you mean decode-1?" in problem
     assert "pair-1" in problem
-    assert "nothing is deployed" in rolling.selection({}, "x", "a")["problem"]
+    assert "no host has in a shape that can be read" in rolling.selection({}, "x", "a", "ab")["problem"]
+
+
+@pytest.mark.parametrize("name", ["pair-1", "b", "decode-1"])
+def test_what_runs_on_a_host_beyond_this_run_is_refused(name: str) -> None:
+    """With --limit, or out of the inventory: it would be called out, or back, and run on, or stay down."""
+    problem = rolling.selection(pairs(2, "ab"), name, "a", ["a"])["problem"]
+    assert "of which this run does not reach" in problem
+    assert "decode-1 on b" in problem
+    assert "run without --limit" in problem
+    assert rolling.selection(pairs(2, "ab"), "pair-0", "a", ["a"])["problem"] == ""
 
 
 def test_what_would_be_missing_is_told() -> None:
     plan = pairs(2, "ab")
-    one = rolling.selection(plan, "decode-1", "a")
+    one = rolling.selection(plan, "decode-1", "a", "ab")
     assert rolling.outage(plan, one, {"router-0": {"prefill": 2, "decode": 1}}) == ""
     assert "no healthy decode would be left" in rolling.outage(plan, one, {"router-0": {"prefill": 2, "decode": 0}})
-    assert "no healthy worker" in rolling.outage(plan, one, {})
-    assert "no router" in rolling.outage(plan, rolling.selection(plan, "a", "a"), {})
+    assert "router-0 did not answer" in rolling.outage(plan, one, {})
+    assert "no router" in rolling.outage(plan, rolling.selection(plan, "a", "a", "ab"), {})

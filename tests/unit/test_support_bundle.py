@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -100,3 +101,14 @@ def test_every_step_that_may_fail_is_told_by_what_it_registers_and_returns(proje
         source = (project_root / f"library/{module}.py").read_text()
         returned = yaml.safe_load(source.partition('RETURN = r"""')[2].partition('"""')[0])
         assert returned[step["returns"]]["returned"] == "always", f"{module} does not always return {step['returns']}"
+
+
+@pytest.mark.parametrize("look", [{}, {"msg": "failed"}, {"plan": {}}, {"plan": {"instances": 5}}, {"plan": [1]}])
+def test_a_plan_that_cannot_be_read_leaves_the_rest_of_the_bundle(project_root: Path, look: dict) -> None:
+    """The filter that the playbook takes the plan from, with what the look at a broken host may have given."""
+    spec = importlib.util.spec_from_file_location("pdstack_filters", project_root / "filter_plugins/pdstack.py")
+    assert spec
+    assert spec.loader
+    filters = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(filters)
+    assert filters.plan_in_force(["a"], {"a": {"pd_host": look} if look else {}}) == {}

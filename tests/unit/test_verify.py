@@ -171,3 +171,21 @@ def test_a_pattern_must_match() -> None:
     case = verify.GoldenCase("capital", pattern="Paris")
     assert verify.check_completion("u", "m", case, answer(200, '{"choices": [{"text": " Paris."}]}'), False).ok
     assert not verify.check_completion("u", "m", case, answer(200, PLAIN), False).ok
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "5", '"x"', "[]", "[[]]", "{}", '{"choices": 5}', '{"choices": [5]}']
+)
+def test_an_answer_of_any_other_shape_is_a_check_that_failed_and_no_traceback(tmp_path: Path, text: str) -> None:
+    """Whatever listens on the port, and whatever a rank that was killed has left."""
+    case = verify.GoldenCase("p", 1, pattern=".")
+    answer = lambda method, url, body: verify.Reply(200, text)  # noqa: E731
+    streamed = lambda method, url, body: verify.Reply(200, f"data: {text}\n\ndata: [DONE]\n\n")  # noqa: E731
+    checks = [
+        *verify.check_configuration("decode-0", "http://h/server_info", {"tp-size": 4}, answer),
+        verify.check_completion("http://h", "m", case, answer, stream=False),
+        verify.check_completion("http://h", "m", case, streamed, stream=True),
+        kernels(tmp_path, ranks(tmp_path, pid21=text, pid22={})),
+    ]
+    assert [check.ok for check in checks] == [False] * 4
+    assert verify.workers_of("http://h", answer)[1]

@@ -107,6 +107,21 @@ def test_a_good_inventory_passes_without_a_connection(play: Callable[..., Done])
     assert "changed=0" in done.text
 
 
+def test_what_a_playbook_acts_by_is_judged_alone_whatever_the_rest_is_like(play: Callable[..., Done]) -> None:
+    """A host is retired with an inventory that could not be deployed, but not with a slip in what is to be kept."""
+    only = {**VALIDATE, "pd_validate": {"only": ["pd_retire", "pd_retire_keep"]}}
+    broken = {"pd_retire": "gpu1", "pd_topology": {"mode": "nonsense"}}
+    assert play(broken, only).rc == 0
+    done = play({**broken, "pd_retire_keep": "checkpoint", "pd_retire_kept": [], "checkpoint_rot": "/x"}, only)
+    assert done.rc == 2
+    assert not done.connected
+    words = " ".join(done.text.split())
+    assert "checkpoint_rot found: an unknown variable" in words
+    assert "pd_retire_kept found: an unknown variable" in words
+    assert "pd_retire_keep found: 'checkpoint' needed: a list, each item a string" in words
+    assert "nonsense" not in words
+
+
 def test_the_trace_of_a_connection_would_be_seen(play: Callable[..., Done]) -> None:
     assert play(GOOD, PING).connected
 

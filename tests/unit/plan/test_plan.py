@@ -239,6 +239,15 @@ def test_each_host_knows_its_own_part_of_the_previous_plan() -> None:
     assert [i.host for i in after.instances] == ["gpu1", "gpu2", "gpu3"]
 
 
+@pytest.mark.parametrize("document", [None, {}, [], "x", {"instances": 5}, {"instances": [], "routers": []}])
+def test_a_host_whose_plan_cannot_be_read_counts_as_one_without(document: Any) -> None:
+    whole = inv.planned(inv.host(), inv.host("gpu2"), pd_topology=inv.replicas(8, 2))
+    found = plan.recorded({"gpu1": codec.dump(whole), "gpu2": document})
+    assert found is not None
+    assert [item.name for item in found.instances] == ["aggregated-0"]
+    assert plan.recorded({"gpu1": document, "gpu2": document}) is None
+
+
 def test_one_more_decode_moves_nobody() -> None:
     before = inv.planned(inv.host(), pd_topology=inv.pd(2, 2), pd_model=SMALL)
     after = inv.planned(inv.host(), pd_topology=inv.pd(2, 2, p=1, d=2), pd_model=SMALL, previous=before)
