@@ -40,7 +40,11 @@ def instance(role: str, index: int, host: str, **changes: Any) -> dict[str, Any]
             "mem-fraction-static": 0.7,
             "odd": "a: #b",
         },
-        "env": {"UCX_TLS": "cuda_copy,cuda_ipc", "QUOTED": 'a "b" \\ c', "SGLANG_CACHE_DIR": "/cache/release/cuda"},
+        "env": {
+            "UCX_TLS": "cuda_copy,cuda_ipc",
+            "QUOTED": 'a "b" \\ c',
+            "SGLANG_CACHE_DIR": "/var/lib/pdstack/jit/r/cuda-13.0",
+        },
         "why": [
             {"decision": "cpus", "reason": "GPUs 0-3 hang on node 0"},
             {"decision": "env", "reason": "not placement"},

@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+
+from .plan_types import JIT_DIR
 
 UNIT_FOLDER = "/etc/systemd/system"
 CONFIG_FOLDER = "/etc/pdstack"
@@ -80,10 +81,10 @@ def files(
             (f"{CONFIG_FOLDER}/instances/{instance['name']}.env", environment(instance)),
         ):
             found.append(_file(path, text))
-    for cache in sorted({instance["env"]["SGLANG_CACHE_DIR"] for instance in instances_of(plan, host)}):
-        found += [
-            {"path": path, "mode": "0700", "owner": user, "group": user} for path in (os.path.dirname(cache), cache)
-        ]
+    if instances_of(plan, host):  # where a plan names no cache of its own, the unit does: the release's folder
+        caches = {f"{JIT_DIR}/{plan['release']}"}
+        caches |= {instance["env"].get("SGLANG_CACHE_DIR", "") for instance in instances_of(plan, host)} - {""}
+        found += [{"path": path, "mode": "0700", "owner": user, "group": user} for path in sorted(caches)]
     if routers_of(plan, host):
         found.append(_file(f"{UNIT_FOLDER}/pd-router.service", unit_texts["pd-router.service"]))
     return found

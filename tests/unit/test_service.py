@@ -36,8 +36,8 @@ def test_a_host_gets_the_files_of_its_own_instances() -> None:
         "/etc/pdstack/instances/prefill-0.env",
         "/etc/pdstack/instances/decode-0.yaml",
         "/etc/pdstack/instances/decode-0.env",
-        "/cache/release",
-        "/cache/release/cuda",
+        "/var/lib/pdstack/jit/r",
+        "/var/lib/pdstack/jit/r/cuda-13.0",
     }
     assert "U/pd-router.service" in paths("b")
     assert paths("c") == {"/etc/pdstack/plan.json"}
@@ -45,10 +45,14 @@ def test_a_host_gets_the_files_of_its_own_instances() -> None:
 
 def test_a_jit_cache_is_the_user_s_whom_engines_run_as() -> None:
     """Whatever ran as root and made it first, or what an operator did to it: no engine could start."""
-    caches = [item for item in service.files(PLAN, "a", UNIT_TEXTS, user="llm") if item["path"].startswith("/cache")]
+    caches = [
+        item
+        for item in service.files(PLAN, "a", UNIT_TEXTS, user="llm")
+        if item["path"].startswith("/var/lib/pdstack/jit")
+    ]
     assert [(item["path"], item["owner"], item["group"], item["mode"]) for item in caches] == [
-        ("/cache/release", "llm", "llm", "0700"),
-        ("/cache/release/cuda", "llm", "llm", "0700"),
+        ("/var/lib/pdstack/jit/r", "llm", "llm", "0700"),
+        ("/var/lib/pdstack/jit/r/cuda-13.0", "llm", "llm", "0700"),
     ]
 
 
