@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -195,4 +197,58 @@ def test_an_engine_that_does_not_end_leaves_no_child(tmp_path: pathlib.Path) -> 
     state = pathlib.Path(f"/proc/{lines[0]}/stat")
     assert code == 124
     assert "killed" in lines[-1]
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    for _ in range(100):  # a busy machine takes its time to end a killed process
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the child is still there")
+
+
+STAND_IN = '''
+import os, random
+
+class Engine:
+    """Answers as far from the release's as the variant's environment says, and never parts from it."""
+
+    def __init__(self, **arguments):
+        assert arguments["attention_backend"] == "dsv4" and arguments["disable_cuda_graph"] is True
+        plugins = os.environ["SGLANG_PLUGINS"].split(",")
+        self.far = float(os.environ["FAR"]) if "pdstack_kernels" in plugins else 0
+        self.far = 0.05 if os.environ.get("PDSTACK_NUDGE") else self.far
+
+    def generate(self, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0):
+        size = sampling_params["max_new_tokens"]
+        draw = random.Random(0)
+        found = []
+        for ids in input_ids:
+            tokens = [(-1.0 + self.far, draw.randrange(512), None) for _ in range(size)]
+            top = [[(-1,), (-2,)]] * size
+            found.append({"meta_info": {"output_token_logprobs": tokens, "output_top_logprobs": top}})
+        return found
+
+    def shutdown(self):
+        pass
+'''
+
+
+@pytest.mark.parametrize(("far", "code"), [("0.06", 0), ("0.2", 1)])
+def test_the_whole_comparison_beside_a_stand_in_for_the_engine(tmp_path: pathlib.Path, far: str, code: int) -> None:
+    (tmp_path / "sglang.py").write_text(STAND_IN)
+    command = [
+        sys.executable,
+        str(ENGINE / "hooked_engine.py"),
+        "--model",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    command += ["--engine", '{"disable_cuda_graph": true}', "--steps", "1x16", "2x16"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "FAR": far}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    outcome = json.loads((tmp_path / "out/outcome.json").read_text())
+    assert done.returncode == code, done.stdout + done.stderr
+    assert len(outcome["problems"]) == code
+    assert outcome["hooked against release"]["times_the_nudged"] == pytest.approx(float(far) / 0.05)
+    assert [step["requests"] for step in outcome["steps"]["hooked"]] == [1, 2]
+    assert outcome["steps"]["nudged"] == []
