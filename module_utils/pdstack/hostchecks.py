@@ -33,17 +33,13 @@ def hosts(intent: Intent, facts: Mapping[str, HostFacts]) -> Tuple[List[Refusal]
     """Judge each GPU host by itself."""
     refusals: List[Refusal] = []
     notes: List[str] = []
+    names = [host.name for host in (*intent.gpu_hosts, *intent.router_hosts)]
+    for name in dict.fromkeys(name for name in names if name not in facts):
+        remedy = "run without --limit, and see why the probe did not reach this host"
+        refusals.append(Refusal(name, "no facts", "the probe's result of every host: one plan is for all", remedy))
     for host in intent.gpu_hosts:
         found = facts.get(host.name)
         if found is None:
-            refusals.append(
-                Refusal(
-                    host.name,
-                    "no facts",
-                    "the probe's result of every GPU host",
-                    "see why the probe did not reach this host",
-                )
-            )
             continue
         if intent.profile == "gpu":
             refusals += _driver(intent, host, found)

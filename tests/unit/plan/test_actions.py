@@ -74,7 +74,9 @@ PING = {"name": "Reach the hosts", "ansible.builtin.ping": {}}
 GOOD = inv.variables(pd_topology=inv.replicas(4, "auto"), pd_kernel_extension="off")
 
 
-def planning(tmp_path: pathlib.Path, *, names: tuple[str, ...] = ("gpu1", "gpu2"), **arguments: Any) -> dict[str, Any]:
+def planning(
+    tmp_path: pathlib.Path, *, names: tuple[str, ...] = ("gpu1", "gpu2", "front"), **arguments: Any
+) -> dict[str, Any]:
     """Return the task that plans with facts as a probe would have registered them."""
     facts = {name: codec.dump(inv.host(name)) for name in names}
     (tmp_path / "facts.json").write_text(json.dumps(facts))

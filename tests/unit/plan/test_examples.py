@@ -64,7 +64,8 @@ def test_the_example_is_the_reference() -> None:
 def test_the_cluster_spreads_two_groups_over_three_hosts() -> None:
     facts = replace(recorded()["rtx-pro-6000-8"], nics=[Nic("ib0", up=True, rdma="mlx5_0")])
     wanted = read("example-cluster", revision=inv.COMMIT)
-    made = plan.plan(wanted, {name: replace(facts, host=name) for name in ("gpu1", "gpu2", "gpu3")})
+    names = [host.name for host in (*wanted.gpu_hosts, *wanted.router_hosts)]
+    made = plan.plan(wanted, {name: replace(facts, host=name) for name in names})
     assert sorted((i.set, i.role) for i in made.instances) == [
         (f"group-{g}", role) for g in (0, 1) for role in ("decode", "prefill", "prefill")
     ]
@@ -72,7 +73,7 @@ def test_the_cluster_spreads_two_groups_over_three_hosts() -> None:
     (router,) = made.routers
     assert (router.address, len(router.workers["prefill"]), len(router.workers["decode"])) == ("10.0.0.10", 4, 2)
     with pytest.raises(refusal.PlanRefused) as error:
-        plan.plan(wanted, {name: replace(facts, host=name, nics=[]) for name in ("gpu1", "gpu2", "gpu3")})
+        plan.plan(wanted, {name: replace(facts, host=name, nics=[]) for name in names})
     assert "RDMA" in error.value.refusals[0].needed
 
 

@@ -248,7 +248,7 @@ def test_every_instance_is_behind_a_router() -> None:
              for i, name in enumerate(["gpu1", "gpu2", "front"])}  # fmt: skip
     wanted = intent.parse(hosts, {"gpu_hosts": ["gpu1", "gpu2"], "router_hosts": ["gpu1", "front"]})
     with pytest.raises(refusal.PlanRefused) as error:
-        plan.plan(wanted, {"gpu1": inv.host("gpu1"), "gpu2": inv.host("gpu2")})
+        plan.plan(wanted, {name: inv.host(name) for name in hosts})
     said = " ".join(item.found for item in error.value.refusals)
     assert "no router on gpu2" in said
     assert "no prefill and no decode instance" in said

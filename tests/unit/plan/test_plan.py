@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pdstack import codec, intent, plan, report
-from pdstack.facts import Nic
+from pdstack import codec, intent, plan, refusal, report
+from pdstack.facts import HostFacts, Nic
 from unit.plan import inventories as inv
 from unit.plan.asking import SMALL, named, positions, reasons
 from unit.plan.recorded import recorded
@@ -167,10 +167,23 @@ def test_pairs_are_spread_over_hosts_and_routers_know_whom_they_serve() -> None:
 def test_a_router_host_without_gpus() -> None:
     hosts = {"gpu1": inv.variables(ansible_host="192.0.2.1"), "front": inv.variables(ansible_host="192.0.2.9")}
     wanted = intent.parse(hosts, {"gpu_hosts": ["gpu1"], "router_hosts": ["front"]})
-    made = plan.plan(wanted, {"gpu1": inv.host("gpu1")})
+    made = plan.plan(wanted, {"gpu1": inv.host("gpu1"), "front": HostFacts("front")})
     (router,) = made.routers
     assert (router.host, router.address) == ("front", "192.0.2.9")
     assert router.workers["prefill"][0].url == "http://192.0.2.1:30000"
+
+
+def test_a_run_over_some_of_the_hosts_is_refused_whatever_the_others_do() -> None:
+    """With --limit engines would restart and a router beyond it would go on with what it knew."""
+    hosts = {name: inv.variables(ansible_host=f"192.0.2.{i}") for i, name in enumerate(["gpu1", "gpu2", "front"], 1)}
+    wanted = intent.parse(hosts, {"gpu_hosts": ["gpu1", "gpu2"], "router_hosts": ["front", "gpu1"]})
+    with pytest.raises(refusal.PlanRefused) as error:
+        plan.plan(wanted, {"gpu1": inv.host("gpu1")})
+    assert [(item.subject, item.found) for item in error.value.refusals] == [
+        ("gpu2", "no facts"),
+        ("front", "no facts"),
+    ]
+    assert "run without --limit" in error.value.refusals[0].remedy
 
 
 def test_a_pair_over_two_hosts_takes_rdma() -> None:
