@@ -75,11 +75,15 @@ def test_a_rehearsal_passes_and_changes_nothing(connections):
     assert untouched("whole")
 
 
-@pytest.mark.parametrize("host", ["thin", "bare"])
-def test_a_target_without_a_complete_python_is_refused_where_it_may_not_be_installed(connections, host):
-    status, output = play(connections, {host: {}}, "preflight.yml", "-e", "pd_bootstrap_python=false")
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [("thin", ("preflight.yml", "-e", "pd_bootstrap_python=false")), ("bare", ("deploy_pd.yml", "--check"))],
+)
+def test_a_target_without_a_complete_python_is_refused_where_it_may_not_be_installed(connections, host, words):
+    status, output = play(connections, {host: {}}, *words)
     assert status != 0
     assert "apt-get install python3" in output
+    assert ("not in check mode" in output) is ("--check" in words)
     assert untouched(host)
 
 

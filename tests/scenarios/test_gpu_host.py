@@ -152,13 +152,16 @@ def test_the_playbook_brings_the_pinned_branch_and_says_that_a_reboot_is_due(hos
     hosts.run("mkdir -p /opt/bare/sys/module/nouveau")
     whole = Hosts(folder, hosts.repository)
     status, output = whole.play(ROOT / "playbooks/preflight.yml")
+    assert (status, "placeholder of the example" in output) == (2, True), output
+    model = {"repo": "deepseek-ai/DeepSeek-V4-Flash", "revision": "1" * 40}
+    status, output = whole.play(ROOT / "playbooks/preflight.yml", pd_model=model)
     assert status == 0, output
     words = re.sub(r"\s+", " ", output)
     assert all(f"{name}: no driver" in words.partition("first mends:")[2] for name in SUITES), words
-    status, output = whole.play(ROOT / "playbooks/host.yml", "--check")
+    status, output = whole.play(ROOT / "playbooks/host.yml", "--check", pd_model=model)
     assert status != 0
     assert "nothing after this phase can be rehearsed" in re.sub(r"\s+", " ", output)
-    status, output = whole.play(ROOT / "playbooks/host.yml")
+    status, output = whole.play(ROOT / "playbooks/host.yml", pd_model=model)
     assert status != 0
     assert said("needs a reboot before it can serve: nouveau is loaded", output)
     assert hosts.version("nvidia-open") == f"installed {DRIVER}-1"  # and not the newest branch
