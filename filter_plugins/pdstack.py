@@ -83,18 +83,23 @@ def way_back(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any
     return {**found, "words": rollback.table(states)}
 
 
-def switched(hosts: Iterable[str], hostvars: Mapping[str, Any], model: bool = False) -> Dict[str, Any]:
-    """Return the way back of a run that switched every host from one release, in words too; empty where it did not.
+def switched(hosts: Iterable[str], hostvars: Mapping[str, Any], serves: bool = False) -> Dict[str, Any]:
+    """Return the way back to what was proven last, in words too; empty where there is none, as after no change.
 
-    With ``model``, which counts once the service is touched, a run that changed the model's commit has one, too.
+    With ``serves`` the run has begun to restart what serves.
     """
-    names = list(hosts)
-    former = {host: hostvars[host].get("sglang_runtime_switched", {}).get("former") for host in names}
-    plans = {host: hostvars[host].get("pd_host", {}).get("plan") for host in names} if model else {}
+    states = {host: _state(hostvars[host]) for host in hosts}
     # checkpoint.yml alone makes no plan
-    planned = hostvars[names[0]].get("pd_planned", {}).get("plan", {}) if names else {}
-    found = rollback.switched(former, plans, planned)
+    planned = hostvars[next(iter(states))].get("pd_planned", {}).get("plan", {}) if states else {}
+    found = rollback.switched(states, planned, serves)
     return {**codec.dump(found), **rollback.words(found, planned)} if found else {}
+
+
+def _state(known: Mapping[str, Any]) -> rollback.HostState:
+    looked, venv = known.get("pd_host", {}), known.get("sglang_runtime_switched", {})
+    found = looked.get("current_release", "")
+    now = venv["id"] if venv.get("changed") else found
+    return rollback.HostState(looked.get("plan", {}), looked.get("proven", {}), found, now)
 
 
 def failures(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> str:
@@ -153,6 +158,7 @@ class FilterModule:
             "pd_table": table,
             "pd_service_units": service.units,
             "pd_failures": failures,
+            "pd_proven": rollback.record,
             "pd_switched": switched,
             "pd_way_back": way_back,
         }

@@ -39,6 +39,10 @@ options:
     description: The plan that this host was deployed with.
     type: path
     default: /etc/pdstack/plan.json
+  proven:
+    description: The record of what was proven last.
+    type: path
+    default: /etc/pdstack/proven.json
   baseline:
     description: The hardware that this host was deployed on.
     type: path
@@ -89,6 +93,12 @@ plan:
   description: The plan that this host was deployed with last, empty when there is none.
   returned: always
   type: dict
+proven:
+  description: >-
+    Release, its id on this host and commit of the model that a deployment or a rollback proved last, empty when there
+    is no record.
+  returned: always
+  type: dict
 baseline:
   description: GPUs, driver and NUMA nodes as the last deployment recorded them, empty when there is no record.
   returned: always
@@ -114,6 +124,7 @@ def main() -> None:
             "record": {"type": "path", "default": "/etc/pdstack/installed-packages"},
             "current": {"type": "path", "default": "/opt/pdstack/current"},
             "plan": {"type": "path", "default": "/etc/pdstack/plan.json"},
+            "proven": {"type": "path", "default": "/etc/pdstack/proven.json"},
             "baseline": {"type": "path", "default": "/etc/pdstack/baseline.json"},
         },
         supports_check_mode=True,
@@ -131,6 +142,7 @@ def main() -> None:
         packages_installed=hostinfo.installed_packages(runner.run) if params["list_packages"] else [],
         packages_recorded=hostinfo.lines(params["record"]),
         plan=hostinfo.json_document(params["plan"]),
+        proven=hostinfo.json_document(params["proven"]),
         baseline=hostinfo.json_document(params["baseline"]),
         current_release=os.path.basename(hostinfo.link_target(params["current"])),
         distribution=hostinfo.os_release().get("ID", ""),

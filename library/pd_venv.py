@@ -82,6 +82,11 @@ options:
     description: How many releases to keep. Older ones go, but none that is linked or in use.
     type: int
     default: 2
+  spared:
+    description: Ids of releases that are not pruned, beside those that are linked or in use.
+    type: list
+    elements: str
+    default: []
   wait:
     description:
       - Seconds to wait for another installation on this host, such as one that a killed run started and that goes on.
@@ -166,10 +171,6 @@ steps:
   returned: always
   type: list
   elements: dict
-former:
-  description: The release that C(current) pointed at before this run; null where none, or where it is this one.
-  returned: always
-  type: dict
 rebuilt:
   description: Whether the environments of this id were built in this run, so that running services hold older files.
   returned: always
@@ -207,6 +208,7 @@ def main() -> None:
             "provided": {"type": "dict", "default": {}},
             "activate": {"type": "bool", "default": True},
             "keep": {"type": "int", "default": 2},
+            "spared": {"type": "list", "elements": "str", "default": []},
             "caches": {"type": "path", "default": "/var/lib/pdstack/jit"},
             "wait": {"type": "float", "default": 120.0},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -220,7 +222,6 @@ def main() -> None:
         seen = venv.observe(request, host)
         steps = venv.plan(seen, request)
         holder = turns.holder(os.path.join(request.root, venv_links.LOCK)) if steps else None
-        former = release.read_manifest(os.path.join(request.root, "releases", seen.current)) if seen.current else None
         building = any(step.action in ("build", "repair") for step in steps)
         delivered = building and venv.delivered(seen, request)
         before, after = venv.diff(seen, request)
@@ -241,7 +242,6 @@ def main() -> None:
         held_by=holder.words(time.time()) if holder else "",
         found=seen.state,
         steps=codec.dump(steps),
-        former={"id": former.id, "release": former.release} if former and former.id != seen.id else None,
         rebuilt=any(step.action in ("build", "repair") for step in steps),
         seconds=manifest.seconds if manifest else {},
         diff={"before": before, "after": after, "before_header": seen.id, "after_header": seen.id},
@@ -272,6 +272,7 @@ def read(params):  # type: ignore[no-untyped-def]
         provided=codec.load(Dict[str, str], params["provided"], "provided"),
         activate=params["activate"],
         keep=params["keep"],
+        spared=params["spared"],
         caches=params["caches"],
         carried=release.parse_interpreters(params["interpreters"]),
         wanted=params["state"] == "present",

@@ -61,6 +61,10 @@ options:
     description: The folder in which M(pd_service_wait) keeps how long each process took.
     type: path
     default: /run/pdstack/ready
+  current:
+    description: The link that names the release in use.
+    type: path
+    default: /opt/pdstack/current
 attributes:
   check_mode:
     description: Reads only. Where the service does not run yet, a rehearsal proves nothing and does not fail.
@@ -95,9 +99,14 @@ checks:
   returned: always
   type: list
   elements: dict
+release:
+  description: The id of the release that O(current) points to.
+  returned: when everything held
+  type: str
 """
 
 import json
+import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.pdstack import codec, http, runner, verify, waiter
@@ -116,6 +125,7 @@ def main() -> None:
             "cases_file": {"type": "path"},
             "timeout": {"type": "int", "default": 120},
             "marks": {"type": "path", "default": "/run/pdstack/ready"},
+            "current": {"type": "path", "default": "/opt/pdstack/current"},
         },
         supports_check_mode=True,
     )
@@ -161,7 +171,8 @@ def main() -> None:
             checks=checks,
             instances=codec.dump(answers),
         )
-    module.exit_json(changed=False, checks=checks, instances=codec.dump(answers))
+    release = os.path.basename(os.path.realpath(params["current"]))
+    module.exit_json(changed=False, checks=checks, instances=codec.dump(answers), release=release)
 
 
 if __name__ == "__main__":

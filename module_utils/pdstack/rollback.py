@@ -20,11 +20,13 @@ class WayBack:
     """The release to go back to, its id on each host (hosts may run different Pythons), and the commit of the model.
 
     ``ids`` is empty where the release stays. ``model`` has what of pd_model was in force, and is empty where it stays.
+    ``touched``: something may run with what is planned, so that the way back serves and proves what was before.
     """
 
     release: str
     ids: Dict[str, str]
     model: Dict[str, str] = field(default_factory=dict)
+    touched: bool = True
 
 
 def way_back(hosts: Mapping[str, Mapping[str, Any]]) -> WayBack:
@@ -67,34 +69,75 @@ def table(hosts: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
-def switched(
-    hosts: Mapping[str, Optional[Mapping[str, Any]]],
-    before: Mapping[str, Optional[Mapping[str, Any]]],
-    planned: Mapping[str, Any],
-) -> Optional[WayBack]:
-    """Return the way back of a run that switched the release, the model's commit, or both; None where there is none.
+@dataclass(frozen=True)
+class HostState:
+    """What a host had when the run began, and the release that ``current`` names by now."""
 
-    ``hosts`` maps each host of the play to the former release that pd_venv reported in this run, None where it
-    switched nothing there; a run that switched some hosts only, or from several releases, has no way back.
-    ``before`` maps each host to the plan that it had, empty where the model is not to be gone back on.
+    plan: Mapping[str, Any]  # in force, as the serve phase wrote it; empty where there is none
+    proven: Mapping[str, Any]  # ``record`` of the last run that proved the service; empty where there is none
+    found: str  # id that ``current`` named when the run began, "" for none
+    now: str  # id that it names now
+
+
+def record(planned: Mapping[str, Any], identity: str) -> Dict[str, Any]:
+    """Return what is kept of a service that was proven: its release, the release's id on the host, the model's commit.
+
+    It outlives runs that are killed: what they switched to is measured by it, and gone back on to it.
     """
-    former = {host: item for host, item in hosts.items() if item}
-    if former and (len(former) < len(hosts) or len({item["release"] for item in former.values()}) > 1):
+    model = {key: planned["model"][key] for key in ("repo", "revision", "served_name")}
+    return {"release": planned["release"], "id": identity, "model": model}
+
+
+def switched(states: Mapping[str, HostState], planned: Mapping[str, Any], serves: bool) -> Optional[WayBack]:
+    """Return the way back from what is planned to what was proven last; None where there is none.
+
+    There is one where all hosts were proven with the same release or the same commit of the model and have the planned
+    one in its place now, whether this run switched them or one that was killed. Before the run ``serves`` it is about
+    what `current` names, unless an earlier run had gone further.
+    """
+    before = {host: _before(state) for host, state in states.items()}
+    proven = [item for item in before.values() if item]
+    if not proven or len(proven) < len(before) or not planned:
         return None
-    model = _commit_before([before.get(host) or {} for host in hosts], planned)
-    if former:
-        return WayBack(next(iter(former.values()))["release"], {host: it["id"] for host, it in former.items()}, model)
-    return WayBack(str(planned["release"]), {}, model) if model else None
+    if any(_name_of(state.now) != planned["release"] for state in states.values()):
+        return None  # the planned release is kept beside the one that serves
+    moved = [host for host, item in before.items() if item and item["id"] != states[host].now]
+    if moved and (len(moved) < len(states) or len({item["release"] for item in proven}) > 1):
+        return None
+    touched = serves or any(
+        item is not None and (states[host].found != item["id"] or _commit(states[host].plan) != _commit(item))
+        for host, item in before.items()
+    )
+    model = _commit_before([item["model"] for item in proven], planned["model"]) if touched else {}
+    if not moved and not model:
+        return None
+    ids = {host: str(item["id"]) for host, item in before.items() if item} if moved else {}
+    return WayBack(str(proven[0]["release"] if moved else planned["release"]), ids, model, touched)
 
 
-def _commit_before(plans: List[Mapping[str, Any]], planned: Mapping[str, Any]) -> Dict[str, str]:
+def _before(state: HostState) -> Optional[Mapping[str, Any]]:
+    """Return what was proven last: of a host that an earlier version deployed and kept no record of, what it serves."""
+    if state.proven:
+        return state.proven
+    if state.plan and _name_of(state.found) == state.plan["release"]:
+        return {"release": state.plan["release"], "id": state.found, "model": state.plan["model"]}
+    return None
+
+
+def _commit(plan: Mapping[str, Any]) -> str:
+    return str((plan.get("model") or {}).get("revision", ""))
+
+
+def _name_of(identity: str) -> str:
+    """Return the name of a release by its id (release.release_id)."""
+    return identity.rpartition("-")[0]
+
+
+def _commit_before(models: List[Mapping[str, Any]], now: Mapping[str, Any]) -> Dict[str, str]:
     """Return what all hosts served of the model that is planned, where its commit is another one now."""
-    models = [plan.get("model") for plan in plans]
-    now = planned.get("model")
-    if not models or not now or any(model != models[0] for model in models):
-        return {}
-    was = models[0] or {}
-    if was.get("repo") != now["repo"] or was["revision"] == now["revision"]:
+    was = models[0]
+    told = [(model["repo"], model["revision"]) for model in models]
+    if len(set(told)) > 1 or was["repo"] != now["repo"] or was["revision"] == now["revision"]:
         return {}
     return {key: str(was[key]) for key in ("revision", "served_name")}
 

@@ -52,6 +52,7 @@ class Request:
     foreign: Dict[str, List[str]] = field(default_factory=dict)  # environment -> packages that other roles bring
     activate: bool = True
     keep: int = 2
+    spared: Sequence[str] = ()  # ids that are not pruned, beside those that are linked or in use
     wanted: bool = True  # False: take the release away
     environments: Sequence[str] = ()  # those that this host needs; () is all of them
     carried: Dict[str, Pin] = field(default_factory=dict)  # Python -> archive that the wheelhouse can bring
@@ -407,7 +408,7 @@ def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, ho
     free = host.free(request.root)
     if free >= needed:
         return []
-    kept = {seen.id, linked(request.root, "current"), linked(request.root, "previous")}
+    kept = {seen.id, linked(request.root, "current"), linked(request.root, "previous"), *request.spared}
     others = space.words(space.removable(f"{request.root}/releases", kept), "none")
     remedy = f"free {(needed - free) / 1e9:.2f} GB; releases that are neither current nor previous: {others}"
     found, wanted = f"{free / 1e9:.2f} GB free", f"{needed / 1e9:.2f} GB for {request.name}"
@@ -472,11 +473,11 @@ def _build(request: Request, seen: Observation, wheelhouse: Wheelhouse, host: Ho
 
 
 def _claim(request: Request, identity: str) -> venv_prune.Claim:
-    """What this run leaves linked, so that nothing of it is pruned."""
+    """What this run leaves linked or is to spare, so that nothing of it is pruned."""
     current = linked(request.root, "current")
     switching = request.activate and bool(current) and current != identity
     previous = current if switching else linked(request.root, "previous")
-    return venv_prune.Claim(request.name, identity, {identity, current, previous})
+    return venv_prune.Claim(request.name, identity, {identity, current, previous, *request.spared})
 
 
 def _remove(steps: List[Step], request: Request) -> None:

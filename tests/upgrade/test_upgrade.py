@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
-from pathlib import Path
+import time
 from typing import Any
 
 import pytest
@@ -97,26 +98,77 @@ def test_a_release_that_does_not_serve_is_taken_back(host: Any, model: dict[str,
     host.check_output(f"cp -p /run/whole.pyc {cached}")
 
 
-@pytest.mark.skipif(not os.environ.get("PDSTACK_LONG"), reason="PDSTACK_LONG is not set: as the other")
-def test_a_commit_of_the_model_that_does_not_serve_is_taken_back(
-    host: Any, model: dict[str, Any], tmp_path: Path
-) -> None:
-    """All its files are what its commit says, and no engine knows its architecture."""
+@pytest.fixture(scope="module")
+def unloadable(model: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A commit of the model whose files are all what it says, and whose architecture no engine knows."""
+    folder = tmp_path_factory.mktemp("unloadable")
     maker = runpy.run_path(str(scenario.ROOT / "tools/tiny_model"))
     content = maker["files"](1)
     content["config.json"] = content["config.json"].replace(b"LlamaForCausalLM", b"NobodyForCausalLM")
     listing = maker["listing"](model["repo"], content)
-    maker["write"](tmp_path, {**content, "pdstack-listing.json": json.dumps(listing).encode()})
+    maker["write"](folder, {**content, "pdstack-listing.json": json.dumps(listing).encode()})
+    return {**model, "revision": listing["commit"], "source": f"controller://{folder}"}
+
+
+@pytest.mark.skipif(not os.environ.get("PDSTACK_LONG"), reason="PDSTACK_LONG is not set: as the other")
+def test_a_commit_of_the_model_that_does_not_serve_is_taken_back(
+    host: Any, model: dict[str, Any], unloadable: dict[str, Any]
+) -> None:
     before = plan_of(host)
     old_answer = answer(host, before)
-    other = {**model, "revision": listing["commit"], "source": f"controller://{tmp_path}"}
-    done = scenario.playbook("deploy_pd.yml", "-e", f"pd_release={NEW}", "-e", json.dumps({"pd_model": other}))
+    done = scenario.playbook("deploy_pd.yml", "-e", f"pd_release={NEW}", "-e", json.dumps({"pd_model": unloadable}))
     words = " ".join(done.stdout.split())
     assert done.returncode == 2, done.stdout[-6000:]
-    assert f"commit {listing['commit'][:12]} of the model did not serve, so that this run went back" in words
+    assert f"commit {unloadable['revision'][:12]} of the model did not serve, so that this run went back" in words
     assert f"every host is on commit {model['revision'][:12]} of the model again, and it is proven" in words
     after = plan_of(host)
     assert (after["model"], after["release"], release(host, "current")) == (before["model"], NEW, NEW)
+    assert answer(host, after) == old_answer
+    look = scenario.playbook("drift.yml", "-e", f"pd_release={NEW}", "-e", json.dumps({"pd_model": model}))
+    assert look.returncode == 0, look.stdout
+
+
+@pytest.mark.skipif(not os.environ.get("PDSTACK_LONG"), reason="PDSTACK_LONG is not set: as the other")
+@pytest.mark.parametrize("reached", ["plan", "switch"])
+def test_what_a_killed_run_switched_to_is_taken_back_by_the_next_one(
+    host: Any, model: dict[str, Any], unloadable: dict[str, Any], reached: str
+) -> None:
+    """Release and commit of the model at once; the kill comes between the switch, or the plan, and the verification."""
+    before = plan_of(host)
+    old_answer = answer(host, before)
+    assert (before["release"], before["model"]["revision"]) == (NEW, model["revision"])
+    intent = ["-e", json.dumps({"pd_release": OLD, "pd_model": unloadable})]
+    sign = {
+        "plan": f"grep -q {unloadable['revision']} /etc/pdstack/plan.json",
+        "switch": "readlink /opt/pdstack/current",
+    }
+    killed = subprocess.Popen(
+        scenario.command("deploy_pd.yml", *intent),
+        cwd=scenario.ROOT,
+        env=scenario.env(),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    end = time.monotonic() + 300
+    while time.monotonic() < end and killed.poll() is None:
+        if (seen := host.run(sign[reached])).rc == 0 and (reached == "plan" or f"/{OLD}-" in seen.stdout):
+            break
+        time.sleep(0.1)
+    assert killed.poll() is None, "it ended before its kill"
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert release(host, "current") == OLD
+    assert (plan_of(host)["model"]["revision"] == unloadable["revision"]) == (reached == "plan")
+
+    broken = {"plan": {}, "switch": {"nixl_ucx_forbidden_lanes": ["cma"]}}[reached]  # the phase right after the switch
+    done = scenario.playbook("deploy_pd.yml", *intent, "-e", json.dumps(broken))
+    words = " ".join(done.stdout.split())
+    assert done.returncode == 2, done.stdout[-6000:]
+    assert f"every host is on {NEW}" in words
+    assert "again, and it is proven" in words
+    after = plan_of(host)
+    assert (after["model"], after["release"], release(host, "current")) == (before["model"], NEW, NEW)
+    assert running(host, after) == {NEW}
     assert answer(host, after) == old_answer
     look = scenario.playbook("drift.yml", "-e", f"pd_release={NEW}", "-e", json.dumps({"pd_model": model}))
     assert look.returncode == 0, look.stdout

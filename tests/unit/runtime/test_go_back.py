@@ -14,6 +14,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PHASES = ("runtime", "checkpoint", "serve", "verify")
 FORMER = {"a": {"id": "old-aaa", "release": "old"}, "b": {"id": "old-bbb", "release": "old"}}
+MODEL = {"repo": "a/b", "revision": 8 * "22", "served_name": "b"}
 RELEASE = """
 import json
 from ansible.module_utils.basic import AnsibleModule
@@ -53,13 +54,22 @@ def play(phase: str) -> str:
 
 
 def inventory(folder: pathlib.Path, served: bool = True, **hosts: dict[str, object]) -> None:
-    """``served``: the run has been through the serve phase."""
+    """``served``: the run has been through the serve phase, as it has through that of the runtime."""
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    model = {"repo": "a/b", "revision": 8 * "22"}
-    now = {"pd_planned": {"plan": {"release": "new", "model": model}}, "pd_model": model}
+    now = {"pd_planned": {"plan": {"release": "new", "model": MODEL}}, "pd_model": MODEL, "__sglang_runtime_seen": {}}
     now |= {"__pd_service_files": {}} if served else {}
     told = {"all": {"hosts": {name: {**local, **now, **known} for name, known in hosts.items()}}}
     (folder / "hosts.json").write_text(json.dumps(told))
+
+
+def host(
+    former: dict[str, str], now: str = "new", switches: bool = True, revision: str = MODEL["revision"], **plan: object
+) -> dict[str, object]:
+    """A host that was proven with its former release and a commit of the model; this run or an earlier one switched."""
+    proven = {**former, "model": {**MODEL, "revision": revision}}
+    current = f"{now}-{former['id'][-3:]}"
+    looked = {"proven": proven, "plan": {**proven, **plan}, "current_release": former["id"] if switches else current}
+    return {"pd_host": looked, "sglang_runtime_switched": {"changed": True, "id": current} if switches else {}}
 
 
 @pytest.fixture
@@ -76,7 +86,7 @@ def book(tmp_path: pathlib.Path) -> pathlib.Path:
     (library / "pd_release.py").write_text(RELEASE % str(log))
     for phase in PHASES:
         (tmp_path / f"{phase}.yml").write_text(play(phase))
-    inventory(tmp_path, **{name: {"sglang_runtime_switched": {"former": former}} for name, former in FORMER.items()})
+    inventory(tmp_path, **{name: host(former) for name, former in FORMER.items()})
     return tmp_path
 
 
@@ -109,12 +119,10 @@ def test_where_one_host_fails_all_go_back_and_what_was_restarted_restarts(book: 
 
 def test_before_serving_nothing_restarts_and_changed_locks_point_to_the_version_before(book: pathlib.Path) -> None:
     """An earlier version of the bundle installed a release of the same name by other locks."""
-    inventory(
-        book, **{name: {"sglang_runtime_switched": {"former": {**FORMER[name], "release": "new"}}} for name in FORMER}
-    )
+    inventory(book, **{name: host({"id": f"new-old{name}", "release": "new"}) for name in FORMER})
     status, words, log = run(book, "runtime", ["b"])
     assert status == 2
-    assert sorted(set(log)) == ["activate old-aaa", "activate old-bbb", "runtime a", "runtime b"], words
+    assert sorted(set(log)) == ["activate new-olda", "activate new-oldb", "runtime a", "runtime b"], words
     assert "every host is on new as it was before again, and what runs there was not touched" in words
     assert "deploy with the version of the bundle before until the cause is found" in words
     assert "Set pd_release" not in words
@@ -123,7 +131,7 @@ def test_before_serving_nothing_restarts_and_changed_locks_point_to_the_version_
 def test_a_commit_of_the_model_that_does_not_serve_is_gone_back_on_with_the_release_left_alone(
     book: pathlib.Path,
 ) -> None:
-    before = {"pd_host": {"plan": {"model": {"repo": "a/b", "revision": 8 * "11", "served_name": "b"}}}}
+    before = host({"id": "new-aaa", "release": "new"}, switches=False, revision=8 * "11")
     inventory(book, a=before, b=before)
     status, words, log = run(book, "serve", ["b"])
     assert status == 2
@@ -134,10 +142,23 @@ def test_a_commit_of_the_model_that_does_not_serve_is_gone_back_on_with_the_rele
     assert "Set pd_model.revision: 1111111111111111 in the inventory" in words
 
 
+@pytest.mark.parametrize("phase", PHASES)
+def test_what_a_killed_run_switched_to_is_gone_back_on_in_every_phase(book: pathlib.Path, phase: str) -> None:
+    """Its plan is in force, and it may have restarted some: so all is served and proven, after the early phases too."""
+    killed = {"switches": False, "revision": 8 * "11", "release": "new", "model": MODEL}
+    inventory(book, served=phase == "verify", **{name: host(former, **killed) for name, former in FORMER.items()})
+    status, words, log = run(book, phase, ["b"])
+    assert status == 2
+    again = {f"{name} {host}" for name in ("serve", "verify") for host in FORMER}
+    tried = {f"{phase} {name}" for name in FORMER}
+    assert set(log) == {"plan old 1111111111111111", "activate old-aaa", "activate old-bbb", *tried, *again}, words
+    assert "new with commit 222222222222 of the model did not serve, so that this run went back" in words
+    assert "every host is on old with commit 111111111111 of the model again, and it is proven" in words
+
+
 def test_with_a_host_gone_nobody_goes_back(book: pathlib.Path) -> None:
     gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
-    hosts = {name: {"sglang_runtime_switched": {"former": former}} for name, former in FORMER.items()}
-    inventory(book, a=hosts["a"], b={**hosts["b"], **gone})
+    inventory(book, a=host(FORMER["a"]), b={**host(FORMER["b"]), **gone})
     status, words, log = run(book, "runtime", [])
     assert status != 0
     assert "b cannot be reached, so that the hosts cannot go back together. They are all on new" in words
@@ -145,17 +166,15 @@ def test_with_a_host_gone_nobody_goes_back(book: pathlib.Path) -> None:
 
 
 def test_a_run_that_switched_not_every_host_stops_at_the_failure(book: pathlib.Path) -> None:
-    inventory(book, a={"sglang_runtime_switched": {"former": FORMER["a"]}}, b={})
+    inventory(book, a=host(FORMER["a"]), b=host({"id": "new-bbb", "release": "new"}))
     status, words, log = run(book, "runtime", ["b"])
     assert status == 2
     assert not [line for line in log if "activate" in line], words
 
 
 def test_where_nothing_was_restarted_yet_only_current_goes_back(book: pathlib.Path) -> None:
-    """Such as --tags sglang_runtime,pd_verify, or a rehearsal: what runs has the release and the commit from before."""
-    before = {"pd_host": {"plan": {"model": {"repo": "a/b", "revision": 8 * "11", "served_name": "b"}}}}
-    switched = {name: {**before, "sglang_runtime_switched": {"former": FORMER[name]}} for name in FORMER}
-    inventory(book, served=False, **switched)
+    """Such as --tags sglang_runtime,pd_verify: what runs has the release and the commit from before."""
+    inventory(book, served=False, **{name: host(former, revision=8 * "11") for name, former in FORMER.items()})
     status, words, log = run(book, "verify", ["b"])
     assert status == 2
     assert sorted(set(log)) == ["activate old-aaa", "activate old-bbb", "verify a", "verify b"], words

@@ -303,6 +303,14 @@ def test_a_release_in_use_is_not_pruned(installed):
     assert set(os.listdir(folder)) == left
 
 
+def test_a_release_that_is_to_be_spared_is_not_pruned(installed):
+    """What was proven last is neither current nor previous after a run that was killed and another release."""
+    older(installed, "old", "mid")
+    wanted = {"keep": 1, "spared": ["old-000000000000"]}
+    steps = venv.plan(installed.observe(**wanted), installed.request(**wanted))
+    assert [step.subject for step in steps if "/" not in step.subject] == ["mid-000000000001"]
+
+
 def older(installed, *names):
     """Releases of these names beside the installed one, the first the oldest, each with wheels and a JIT cache."""
     manifest = json.loads((installed.root / "current/manifest.json").read_text())
