@@ -40,6 +40,8 @@ class ActionModule(ActionBase):
         holder = codec.load(runlock.Owner, found["holder"]) if found.get("holder") else None
         if holder is not None and not found["held"]:
             alive = runlock.lives(holder, me)
+            if args.get("state") == "asked":
+                return {**found, **_answer(str(variables.get("inventory_hostname")), found, holder, alive)}
             if alive is False:
                 display.display(f"{variables.get('inventory_hostname')}: {holder.who}'s run {holder.pid} ended early")
                 return self._lock({**args, "instead_of": codec.dump(holder)}, variables)
@@ -50,3 +52,10 @@ class ActionModule(ActionBase):
     def _lock(self, args: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = self._execute_module(module_name="pd_lock", module_args=args, task_vars=task_vars)
         return found
+
+
+def _answer(host: str, found: dict[str, Any], holder: runlock.Owner, alive: bool | None) -> dict[str, Any]:
+    """Return what state=asked adds; a dead holder is nobody."""
+    if alive is False:
+        return {"holder": None}
+    return {"alive": alive, "told": runlock.told(host, runlock.Outcome(False, holder, found["now"]), alive)}

@@ -24,7 +24,8 @@ type: aggregate
 short_description: Report of playbooks/drift.yml
 description:
   - Gathers per host and item what the roles would change and why, and prints a table, or JSON.
-  - Ends the run with exit code 0 (no drift), 2 (drift) or 1 (a host or a task failed, so that nobody can say).
+  - Ends the run with exit code 0 (no drift), 2 (drift), 1 (a host or a task failed, so that nobody can say) or
+    3 (a deployment is under way, whose half-done work would look like drift).
 """
 
 PLAYBOOK = Path(__file__).resolve().parent.parent / "playbooks" / "drift.yml"
@@ -66,6 +67,10 @@ class CallbackModule(CallbackBase):
         host, task, found = str(result.host.name), result.task_name, result.result
         if host not in self.report.hosts:
             self.report.hosts.append(host)
+        if result.task.action == "pd_lock":
+            if found.get("holder"):
+                self.report.held(host, _plain(found))
+            return
         # A module may call what it returns `results`, too; only a loop has one for each item.
         for one in found["results"] if result.task.loop is not None and "results" in found else [found]:
             one = _plain(one)
@@ -74,7 +79,8 @@ class CallbackModule(CallbackBase):
             managed += [name for name in drift.managed_of(task, result.task.action, one) if name not in managed]
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
-        if self.report is not None and not ignore_errors:
+        # Once a deployment is known to be under way, the look ends for that.
+        if self.report is not None and self.report.judges and not ignore_errors:
             message = str(result.result.get("msg") or result.result.get("stderr") or "it failed without a word")
             # Of a module that could not begin, as on a full disk, the last line of Python tells why, and not Ansible's.
             last = str(result.result.get("module_stderr") or "").strip().splitlines()[-1:]

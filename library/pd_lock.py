@@ -17,9 +17,11 @@ description:
 version_added: "0.1.0"
 options:
   state:
-    description: V(held) takes the lock, V(released) gives it back where it is this run's.
+    description:
+      - V(held) takes the lock, V(released) gives it back where it is this run's.
+      - V(asked) only says who holds it, whatever the mode; a holder that is known to be dead is nobody.
     type: str
-    choices: [held, released]
+    choices: [held, released, asked]
     default: held
   force:
     description: Take the lock over from whoever holds it.
@@ -61,6 +63,14 @@ holder:
   description: Who else holds it, or whose lock was taken over.
   returned: when there was one
   type: dict
+alive:
+  description: Whether the holder runs. Null where it belongs to another controller, so that nobody here can say.
+  returned: where O(state=asked) and somebody holds the host
+  type: bool
+told:
+  description: RV(holder) and RV(alive) in words.
+  returned: where O(state=asked) and somebody holds the host
+  type: str
 now:
   description: The host's time, seconds since the epoch.
   returned: always
@@ -80,7 +90,7 @@ from ansible.module_utils.pdstack import codec, runlock
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["held", "released"], "default": "held"},
+            "state": {"type": "str", "choices": ["held", "released", "asked"], "default": "held"},
             "force": {"type": "bool", "default": False},
             "path": {"type": "path", "default": runlock.PATH},
             "owner": {"type": "dict"},
@@ -89,6 +99,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    if params["state"] == "asked":
+        outcome = runlock.Outcome(False, runlock.read(params["path"]), time.time())
+        module.exit_json(changed=False, **codec.dump(outcome))
     if module.check_mode:
         module.exit_json(changed=False, held=params["state"] == "held", now=time.time())
     me = codec.load(runlock.Owner, params["owner"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from . import codec, report
 from .facts import HostFacts
@@ -18,7 +18,7 @@ from .refusal import Refusal
 SCHEMA = 1
 DEPLOY = "deploy_pd.yml"
 BASELINE = "/etc/pdstack/baseline.json"
-NONE, ERROR, DRIFT = 0, 1, 2  # exit codes
+NONE, ERROR, DRIFT, UNDER_WAY = 0, 1, 2, 3  # exit codes
 
 # Modules that keep something, other than those whose results are read item by item: kind of their items.
 KEEPERS = {
@@ -59,12 +59,30 @@ class Failure:
     message: str
 
 
+@dataclass(frozen=True)
+class Deploying:
+    """Who holds a host for a deployment (runlock.Owner). ``alive`` None: it is another controller's, and not seen."""
+
+    host: str
+    who: str
+    pid: int
+    what: str
+    since: float  # seconds since the epoch
+    alive: Optional[bool]
+    told: str  # in words
+
+
 @dataclass
 class Report:
-    """Everything that one look at the hosts gave. ``managed`` is what was compared, by host."""
+    """Everything that one look at the hosts gave. ``managed`` is what was compared, by host.
+
+    Half-done work of a deployment looks like drift. Where one is known to run, nothing counts; where one may run,
+    what differs is told, with that doubt.
+    """
 
     items: List[Item] = field(default_factory=list)
     failures: List[Failure] = field(default_factory=list)
+    deploying: List[Deploying] = field(default_factory=list)
     managed: Dict[str, List[str]] = field(default_factory=dict)
     hosts: List[str] = field(default_factory=list)
     started: str = ""  # UTC, ISO 8601
@@ -74,16 +92,35 @@ class Report:
         """Add what is not there yet: two tasks may look at one thing."""
         self.items += [item for item in items if item not in self.items]
 
+    def held(self, host: str, answer: Mapping[str, Any]) -> None:
+        """Add who holds a host, as pd_lock answers; drop what was found where that run is known to live."""
+        holder = {key: answer["holder"][key] for key in ("who", "pid", "what", "since")}
+        one = Deploying(host, alive=answer["alive"], told=answer["told"], **holder)
+        if host not in [item.host for item in self.deploying]:
+            self.deploying.append(one)
+        if not self.judges:
+            self.items.clear()
+
+    @property
+    def judges(self) -> bool:
+        """Whether what was found counts: no deployment is known to be under way."""
+        return not any(one.alive for one in self.deploying)
+
     @property
     def exit_code(self) -> int:
-        """0 none, 2 drift, 1 where a question got no answer: then nobody can say that there is no drift."""
+        """0 none, 2 drift, 1 where a question got no answer: then nobody can say that there is no drift.
+
+        3 where a deployment is under way, or may be and something differs.
+        """
+        if not self.judges:
+            return UNDER_WAY
         if self.failures:
             return ERROR
-        return DRIFT if self.items else NONE
+        return (UNDER_WAY if self.deploying else DRIFT) if self.items else NONE
 
     def document(self) -> Dict[str, Any]:
         """Return the report as plain JSON values."""
-        words = {NONE: "none", DRIFT: "drift", ERROR: "error"}[self.exit_code]
+        words = {NONE: "none", DRIFT: "drift", ERROR: "error", UNDER_WAY: "under way"}[self.exit_code]
         return {"schema": SCHEMA, "result": words, "exit_code": self.exit_code, **codec.dump(self)}
 
     def text(self) -> str:
@@ -96,9 +133,22 @@ class Report:
             parts.append("")
         for failure in self.failures:
             parts.append(f"ERROR {failure.host}, {failure.task}: {failure.message}")
-        verdict = {NONE: "no drift", DRIFT: f"drift in {len(self.items)} items", ERROR: "the look was not complete"}
-        count = sum(len(names) for names in self.managed.values())
+        parts += [f"UNDER WAY {one.told}" for one in self.deploying]
         where = f"{len(self.hosts)} host{'' if len(self.hosts) == 1 else 's'}"
+        if not self.judges:
+            parts.append(
+                "not judged: a deployment is under way, and what it has not finished would look like drift. Files, "
+                f"units, processes, releases and checkpoints of {where} were not compared. Look again when it is done."
+            )
+            return "\n".join(parts)
+        doubt = "where that deployment still runs, it may be its half-done work"
+        verdict = {
+            NONE: "no drift",
+            DRIFT: f"drift in {len(self.items)} items",
+            ERROR: "the look was not complete",
+            UNDER_WAY: f"{len(self.items)} items differ ({doubt}; where it is dead, {DEPLOY} -e pd_lock_break=true)",
+        }
+        count = sum(len(names) for names in self.managed.values())
         parts.append(f"{verdict[self.exit_code]}: {count} managed items on {where} compared in {self.seconds:.1f} s")
         return "\n".join(parts)
 

@@ -122,16 +122,23 @@ def _started(pid: int, proc_root: str) -> int:
         return 0
 
 
-def refusal(host: str, outcome: Outcome, alive: Optional[bool]) -> str:
-    """Return what an operator is told who comes second."""
+def told(host: str, outcome: Outcome, alive: Optional[bool]) -> str:
+    """Return who holds a host, from where and since when; "" where nobody does."""
     holder = outcome.holder
     if holder is None:
         return ""
     minutes = max(0.0, outcome.now - holder.since) / 60
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder.since))
     state = "it runs on this controller" if alive else "whether it still runs cannot be seen from this controller"
+    who = f"{holder.who}, process {holder.pid} ({holder.what})"
+    return f"{host} is held by {who}, since {since}, {minutes:.0f} min; {state}"
+
+
+def refusal(host: str, outcome: Outcome, alive: Optional[bool]) -> str:
+    """Return what an operator is told who comes second."""
+    if outcome.holder is None:
+        return ""
     return (
-        f"{host} is held by {holder.who}, process {holder.pid} ({holder.what}), since {since}, {minutes:.0f} min; "
-        f"{state}. Needed: one deployment at a time. Nothing was changed. Do: wait for it, or ask; where that run is "
-        "known to be dead, add -e pd_lock_break=true."
+        f"{told(host, outcome, alive)}. Needed: one deployment at a time. Nothing was changed. Do: wait for it, or "
+        "ask; where that run is known to be dead, add -e pd_lock_break=true."
     )

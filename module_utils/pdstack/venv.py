@@ -497,5 +497,4 @@ def _remove(steps: List[Step], request: Request) -> None:
 
 
 def _last_line(answer: Completed) -> str:
-    lines = (answer.err or answer.out).strip().splitlines()
-    return lines[-1] if lines else ""
+    return "".join((answer.err or answer.out).strip().splitlines()[-1:])

@@ -55,16 +55,63 @@ def test_while_one_deploys_the_second_is_told(deployment: Any) -> None:
     assert deployment.host.run(f"test -e {LOCK}").rc == 1, "the first has given it back"
 
 
-def test_looking_and_rehearsing_need_no_lock(deployment: Any) -> None:
+def test_a_look_during_a_deployment_says_so_instead_of_its_half_done_work(deployment: Any) -> None:
+    """A real one, which has the unit to write again and both engines to restart."""
+    drop_in = "/etc/systemd/system/pd-decode@0.service.d/by-hand.conf"
+    deployment.run(f"printf '[Service]\\nEnvironment=BY_HAND=1\\n' > {drop_in}")
+    assert deployment.look()[0] == 2
+    run = subprocess.Popen(
+        scenario.command("deploy_pd.yml"), cwd=scenario.ROOT, env=scenario.env(), stdout=subprocess.PIPE, text=True
+    )
+    codes = []
+    while run.poll() is None:
+        held = deployment.host.run(f"test -e {LOCK}").rc == 0
+        code, report = deployment.look()
+        if held and run.poll() is None:
+            codes.append(code)
+            assert (report["result"], report["items"], report["failures"]) == ("under way", [], [])
+            (one,) = report["deploying"]
+            assert (one["pid"], one["alive"]) == (run.pid, True)
+            assert one["who"] == f"{getpass.getuser()}@{socket.gethostname()}"
+    output, _ = run.communicate()
+    assert run.returncode == 0, output
+    assert len(codes) > 1
+    assert set(codes) == {3}
+    assert deployment.look()[0] == 0
+
+
+def test_a_deployment_that_begins_during_a_look_is_seen_at_its_end(deployment: Any) -> None:
+    command = scenario.command("drift.yml", "-e", "pd_drift_report=-")
+    with subprocess.Popen(["sleep", "300"]) as alive:
+        look = subprocess.Popen(
+            command, cwd=scenario.ROOT, env=scenario.env(), stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        assert look.stdout
+        said = ""
+        for line in look.stdout:
+            said += line
+            if "Read the facts of the host" in line:
+                held_by(deployment, process=alive.pid)
+                break
+        said += look.stdout.read()
+        alive.kill()
+    assert look.wait() == 3, said
+    assert '"result": "under way"' in said
+
+
+def test_a_look_needs_no_lock_and_rehearsing_neither(deployment: Any) -> None:
     with subprocess.Popen(["sleep", "300"]) as alive:
         held_by(deployment, process=alive.pid)
         try:
-            assert deployment.look()[0] == 0
+            code, report = deployment.look()
+            assert (code, report["result"], report["deploying"][0]["who"]) == (3, "under way", "alice@ctl1")
             assert scenario.playbook("lock.yml", "--check").returncode == 0
             assert scenario.playbook("lock.yml").returncode == 2
         finally:
             alive.kill()
     # Its process is dead now, and this is its controller.
+    code, report = deployment.look()
+    assert (code, report["deploying"]) == (0, [])
     done = scenario.playbook("lock.yml")
     assert done.returncode == 0, done.stdout
     assert "alice@ctl1's run" in done.stdout
@@ -72,6 +119,13 @@ def test_looking_and_rehearsing_need_no_lock(deployment: Any) -> None:
 
 def test_whether_another_controllers_run_lives_is_for_its_operator_to_say(deployment: Any) -> None:
     held_by(deployment, process=1, place="another machine")
+    code, report = deployment.look()
+    assert (code, report["result"], report["deploying"][0]["alive"]) == (0, "none", None)
+    mode = deployment.run("stat -c %a /etc/pdstack/plan.json")
+    deployment.run("chmod 600 /etc/pdstack/plan.json")
+    code, report = deployment.look()
+    assert (code, [item["item"] for item in report["items"]]) == (3, ["/etc/pdstack/plan.json"])
+    deployment.run(f"chmod {mode} /etc/pdstack/plan.json")
     done = scenario.playbook("lock.yml")
     words = " ".join(done.stdout.split())
     assert done.returncode == 2

@@ -155,6 +155,34 @@ def test_the_exit_code_says_none_drift_or_error() -> None:
     assert drift.Report(items=[item], failures=[drift.Failure("b", "t", "unreachable")]).exit_code == 1
 
 
+HOLDER = {"who": "alice@ctl1", "place": "x", "pid": 100, "started": 5, "what": "inventory mine", "since": 1000.0}
+
+
+def test_what_a_running_deployment_has_not_finished_is_no_drift() -> None:
+    """Found at the end of a look, too: what it saw until then may be half-done work."""
+    report = drift.Report(items=[drift.Item("a", "file", "/x", "edited", "")], hosts=["a", "b"])
+    report.held("a", {"holder": HOLDER, "alive": True, "told": "a is held by alice@ctl1, process 100"})
+    document = report.document()
+    assert (document["result"], document["exit_code"], document["items"]) == ("under way", 3, [])
+    (one,) = document["deploying"]
+    assert (one["host"], one["who"], one["since"], one["alive"]) == ("a", "alice@ctl1", 1000.0, True)
+    assert "UNDER WAY a is held by alice@ctl1, process 100\nnot judged: a deployment is under way" in report.text()
+    assert "managed items" not in report.text()
+
+
+def test_a_deployment_that_may_be_dead_hides_nothing() -> None:
+    answer = {"holder": HOLDER, "alive": None, "told": "a is held by alice@ctl1"}
+    report = drift.Report(hosts=["a"])
+    report.held("a", answer)
+    report.held("a", answer)  # asked at the beginning and at the end
+    assert (report.exit_code, len(report.deploying)) == (0, 1)
+    report.add([drift.Item("a", "file", "/x", "edited", "")])
+    document = report.document()
+    assert (document["result"], document["exit_code"], len(document["items"])) == ("under way", 3, 1)
+    assert "1 items differ (where that deployment still runs, it may be its half-done work" in report.text()
+    assert drift.Report(failures=[drift.Failure("b", "t", "unreachable")], deploying=report.deploying).exit_code == 1
+
+
 def test_the_document_and_the_table_say_the_same() -> None:
     report = drift.Report(hosts=["a"], managed={"a": ["/x", "/y"]}, seconds=1.5)
     report.add([drift.Item("a", "file", "/x", "edited", "-1; +2")])

@@ -134,10 +134,33 @@ def test_a_report_that_cannot_be_written_is_an_error(callback: Any, tmp_path: Pa
     assert ended.value.code == 1
 
 
+HELD = {"holder": {"who": "a@b", "pid": 1, "what": "x", "since": 1.0}, "told": "gpu1 is held by a@b"}
+
+
+def test_while_a_deployment_runs_nothing_is_judged_and_its_refusal_is_no_error(callback: Any, capsys: Any) -> None:
+    callback.target = "-"
+    callback.v2_runner_on_ok(result("gpu2", EDITED))
+    callback.v2_runner_on_ok(result("gpu1", {**HELD, "alive": True}, "pd_lock"))
+    callback.v2_runner_on_failed(result("gpu1", {"msg": HELD["told"]}, "ansible.builtin.fail"))
+    with pytest.raises(SystemExit) as ended:
+        callback.v2_playbook_on_stats(None)
+    assert ended.value.code == 3
+    document = json.loads(capsys.readouterr().out)
+    assert (document["items"], document["failures"], document["deploying"][0]["host"]) == ([], [], "gpu1")
+
+
+def test_a_host_that_nobody_holds_is_compared(callback: Any) -> None:
+    callback.v2_runner_on_ok(result("gpu1", {"held": False, "holder": None, "now": 1.0}, "pd_lock"))
+    callback.v2_runner_on_ok(result("gpu1", EDITED))
+    assert (callback.report.exit_code, callback.report.deploying) == (2, [])
+
+
 def test_a_look_takes_no_lock(project_root: Path) -> None:
     """A locked host can be looked at, and a look stands in no deployment's way."""
     plays = yaml.safe_load((project_root / "playbooks/drift.yml").read_text())
     imported = [name for play in plays for key, name in play.items() if key.endswith("import_playbook")]
     assert "host.yml" in imported
-    texts = [(project_root / "playbooks" / name).read_text() for name in ("drift.yml", *imported)]
+    texts = [(project_root / "playbooks" / name).read_text() for name in imported]
     assert [text for text in texts if "pd_lock" in text or "lock.yml" in text] == []
+    asked = [task["pd_lock"] for play in plays for task in play.get("tasks", []) if "pd_lock" in task]
+    assert asked == [{"state": "asked"}] * 2, "at the beginning and at the end"

@@ -86,6 +86,53 @@ def test_the_death_of_an_owner_is_seen_on_its_own_machine_alone() -> None:
     assert runlock.lives(owner, replace(owner, pid=1)) is False
 
 
+ASK = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - pd_lock: {state: asked, path: "{{ lock }}"}
+      register: asked
+    - ansible.builtin.copy: {content: "{{ asked | to_json }}", dest: "{{ lock }}.answer"}
+"""
+
+
+def test_a_look_is_told_of_holders_that_live_and_of_those_that_nobody_here_can_see(
+    tmp_path: Path, project_root: Path
+) -> None:
+    dead = subprocess.Popen(["sleep", "60"])
+    with subprocess.Popen(["sleep", "60"]) as alive:
+        owners = {
+            "alive": runlock.myself(alive.pid, "alice@here", "inventory mine"),
+            "dead": runlock.myself(dead.pid, "bob@here", "inventory mine"),
+            "elsewhere": BOB,
+        }
+        dead.kill()
+        dead.wait()
+        for name, owner in owners.items():
+            runlock.take(str(tmp_path / name), owner, 1000.0)
+        local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+        hosts = {name: {**local, "lock": str(tmp_path / name)} for name in [*owners, "nobody"]}
+        (tmp_path / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+        (tmp_path / "play.yml").write_text(ASK)
+        command = [Path(sys.executable).parent / "ansible-playbook", "-i", tmp_path / "hosts.json"]
+        done = subprocess.run(
+            [*command, tmp_path / "play.yml"], cwd=project_root, capture_output=True, text=True, check=False
+        )
+        alive.kill()
+    assert done.returncode == 0, done.stdout + done.stderr
+    answers = {name: json.loads((tmp_path / f"{name}.answer").read_text()) for name in hosts}
+    assert {name: answer.get("alive", "nobody") for name, answer in answers.items()} == {
+        "alive": True,
+        "dead": "nobody",
+        "elsewhere": None,
+        "nobody": "nobody",
+    }
+    assert [answers[name]["holder"] for name in ("dead", "nobody")] == [None, None]
+    assert f"alive is held by alice@here, process {alive.pid} (inventory mine), since" in answers["alive"]["told"]
+    assert "whether it still runs cannot be seen" in answers["elsewhere"]["told"]
+    assert runlock.read(str(tmp_path / "dead")) == replace(owners["dead"], since=1000.0), "asking takes nothing over"
+
+
 ORPHAN = """
 import importlib.util, multiprocessing, os, signal, sys, time
 spec = importlib.util.spec_from_file_location("pd_lock_action", sys.argv[1])
