@@ -27,6 +27,7 @@ GUARDS = [
     "/etc/apt/sources.list.d/pdstack-cuda.sources",
     "/etc/apt/keyrings/pdstack-cuda.asc",
     "/etc/pdstack/held-packages",
+    "/etc/pdstack/driver-packages",
 ]
 NEWER = "580.105.08"  # a later release of the same branch
 OTHER = "615.71.09"  # a later branch
@@ -271,3 +272,21 @@ def test_absent_takes_away_what_was_placed_and_leaves_the_driver(hosts):
     assert hosts.ask("ls -d /etc/security/limits.d/pdstack.conf /opt/pdstack /etc/pdstack 2>/dev/null || true") == ""
     status, output = hosts.play("host.yml", gpu_host_state="absent")
     assert (status, changed(output)) == (0, {0}), output
+
+
+@pytest.mark.skipif(not os.environ.get("PDSTACK_LONG"), reason="PDSTACK_LONG is not set: a minute")
+def test_absent_takes_the_driver_too_where_it_is_asked_to(hosts):
+    """Of what this role brought, nothing stays: packages, what came with them, holds, files."""
+    hosts.run(
+        "export DEBIAN_FRONTEND=noninteractive;"
+        " apt-get -qy purge $(dpkg-query -W -f '${Package} ' 'libcuda*' 'nvidia-*' 'linux-headers-*' 2>/dev/null)"
+        " && apt-get -qy autoremove --purge"
+    )
+    before = hosts.run("dpkg-query -W -f '${Package} ${Status}\n'")
+    status, output = hosts.play("driver.yml", gpu_host_reboot_allowed=True)
+    assert status == 0, output
+    assert hosts.version("libcuda1").startswith("installed ")
+    status, output = hosts.play("host.yml", gpu_host_state="absent", gpu_host_remove_driver=True)
+    assert status == 0, output
+    assert hosts.run("dpkg-query -W -f '${Package} ${Status}\n'") == before
+    assert (hosts.held(), hosts.files()) == ([], [])

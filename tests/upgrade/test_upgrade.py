@@ -35,12 +35,16 @@ def release(host: Any, link: str) -> str:
     return host.check_output(f"readlink /opt/pdstack/{link}").removeprefix("releases/").rpartition("-")[0]
 
 
+def processes(host: Any, plan: dict[str, Any]) -> list[str]:
+    """The main process of each unit that serves; the canary's comes and goes."""
+    units = [item["unit"] for item in plan["instances"] + plan["routers"]]
+    return [host.check_output("systemctl show --value -p MainPID %s", unit) for unit in units]
+
+
 def running(host: Any, plan: dict[str, Any]) -> set[str]:
     """The releases that the processes of all units have mapped."""
-    units = [item["unit"] for item in plan["instances"] + plan["routers"]]
     found = set()
-    for unit in units:
-        pid = host.check_output("systemctl show --value -p MainPID %s", unit)
+    for pid in processes(host, plan):
         found |= set(host.check_output(f"grep -o '/opt/pdstack/releases/[^/]*' /proc/{pid}/maps").split())
     return {path.rpartition("/")[2].rpartition("-")[0] for path in found}
 
@@ -209,7 +213,7 @@ def test_a_release_that_fails_before_it_serves_leaves_what_serves(
     """`current` was switched already in those phases; nothing has been restarted then."""
     before = plan_of(host)
     assert (before["release"], release(host, "current")) == (OLD, OLD)
-    pids = host.check_output("systemctl show --value -p MainPID 'pd-*.service'")
+    pids = processes(host, before)
     intent = {"pd_release": NEW, **broken, "pd_model": {**model, **broken.get("pd_model", {})}}
     done = scenario.playbook("deploy_pd.yml", "-e", json.dumps(intent))
     output = " ".join(done.stdout.split())
@@ -217,5 +221,5 @@ def test_a_release_that_fails_before_it_serves_leaves_what_serves(
     assert words in output
     assert f"every host is on {OLD} again, and what runs there was not touched" in output
     assert (release(host, "current"), running(host, before)) == (OLD, {OLD})
-    assert host.check_output("systemctl show --value -p MainPID 'pd-*.service'") == pids
+    assert processes(host, before) == pids
     assert plan_of(host) == before
