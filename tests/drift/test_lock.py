@@ -82,20 +82,19 @@ def test_a_look_during_a_deployment_says_so_instead_of_its_half_done_work(deploy
 
 def test_a_deployment_that_begins_during_a_look_is_seen_at_its_end(deployment: Any) -> None:
     command = scenario.command("drift.yml", "-e", "pd_drift_report=-")
-    with subprocess.Popen(["sleep", "300"]) as alive:
-        look = subprocess.Popen(
-            command, cwd=scenario.ROOT, env=scenario.env(), stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+    with (
+        subprocess.Popen(["sleep", "300"]) as alive,
+        subprocess.Popen(command, cwd=scenario.ROOT, env=scenario.env(), stdout=subprocess.PIPE, text=True) as look,
+    ):
         assert look.stdout
         said = ""
         for line in look.stdout:
             said += line
             if "Read the facts of the host" in line:
                 held_by(deployment, process=alive.pid)
-                break
-        said += look.stdout.read()
+        look.wait()
         alive.kill()
-    assert look.wait() == 3, said
+    assert look.returncode == 3, said
     assert '"result": "under way"' in said
 
 
