@@ -5,6 +5,7 @@ Both hosts take every step together, as in one run of an operator, and must answ
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 from collections.abc import Iterator
