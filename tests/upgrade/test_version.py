@@ -31,6 +31,12 @@ def earlier_version() -> str:
     return os.environ.get("PDSTACK_FROM", latest)
 
 
+# Where two hosts of one version differ by right: what engines write while they run, when a release was built, and each
+# host's own keys (their files must be there on both, with the same owner and mode).
+OF_ITS_OWN = re.compile(r"/var/lib/pdstack/jit/.|/opt/pdstack/releases/[^/]+/manifest.json$")
+SECRETS = "/etc/pdstack/credentials/"
+
+
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("PDSTACK_LONG"), reason="PDSTACK_LONG is not set: three deployments"),
     pytest.mark.skipif(not earlier_version(), reason="no tag yet, and PDSTACK_FROM is not set"),
@@ -167,8 +173,34 @@ def test_the_earlier_versions_release_serves_again_by_one_playbook(host: Any, ea
     assert mapped(host) == {ids["current"].rpartition("/")[2]}
 
 
-def test_it_retires_to_nothing(host: Any, bare: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """What only the earlier version wrote is gone, whoever removed it."""
+def comparable(found: dict[str, Any], plan: dict[str, Any], former: str) -> dict[str, Any]:
+    """Return a snapshot without what is a host's own, and without the release that is kept to go back to."""
+    kept = {f"/opt/pdstack/{name}" for name in ("previous", f"releases/{former}")}
+
+    def stays(path: str) -> bool:
+        return not OF_ITS_OWN.match(path) and not any(path == item or path.startswith(f"{item}/") for item in kept)
+
+    files = {path: words for path, words in found["files"].items() if stays(path)}
+    for path, words in files.items():
+        if path.startswith(SECRETS) and words.startswith("-"):
+            files[path] = words.rpartition(" ")[0]
+    # Engines listen on some ports that they choose anew at each start.
+    planned = {str(port) for item in plan["instances"] + plan["routers"] for port in item["ports"].values()}
+    return {**found, "files": files, "ports": [port for port in found["ports"] if port.rpartition(":")[2] in planned]}
+
+
+def test_it_is_as_if_this_version_alone_had_deployed_it_and_retires_to_nothing(
+    host: Any, bare: dict[str, Any], earlier: dict[str, Any]
+) -> None:
+    """What only the earlier version wrote is gone, whoever removed it; and nothing is missing that a fresh host has."""
     assert {"files", "users", "units"} <= set(differences(bare, earlier["host"]))
+    former = host.run("readlink /opt/pdstack/previous").stdout.strip().rpartition("/")[2]
+    taken_over = comparable(snapshot(host), plan_of(host), former)
     retire(host)
     assert differences(bare, snapshot(host)) == {}
+    deploy()
+    fresh = comparable(snapshot(host), plan_of(host), "")
+    found = [f"{part}: {line}" for part, lines in differences(fresh, taken_over).items() for line in lines]
+    print(f"compared with a fresh host: {len(taken_over['files'])} files, {len(fresh['ports'])} ports")
+    if found:
+        pytest.fail(f"fresh -> taken over, {len(found)} differences:\n" + "\n".join(found[:200]), pytrace=False)
