@@ -31,9 +31,12 @@ def earlier_version() -> str:
     return os.environ.get("PDSTACK_FROM", latest)
 
 
-# Where two hosts of one version differ by right: what engines write while they run, when a release was built, and each
-# host's own keys (their files must be there on both, with the same owner and mode).
-OF_ITS_OWN = re.compile(r"/var/lib/pdstack/jit/.|/opt/pdstack/releases/[^/]+/manifest.json$")
+# Where two hosts of one version differ by right: what engines write while they run, what the canary found last, when a
+# release was built, the list of wheels as it was when they were brought, the transport's proofs of former releases, and
+# each host's own keys (their files must be there on both, with the same owner and mode).
+OF_ITS_OWN = re.compile(
+    r"/var/lib/pdstack/(jit|nixl)/.|/run/pdstack/canary.json$|/opt/pdstack/(releases|wheelhouse)/[^/]+/manifest.json$"
+)
 SECRETS = "/etc/pdstack/credentials/"
 
 
