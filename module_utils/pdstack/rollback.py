@@ -79,12 +79,15 @@ class HostState:
     now: str  # id that it names now
 
 
+RECORDED = ("repo", "revision", "served_name")  # of the plan's model
+
+
 def record(planned: Mapping[str, Any], identity: str) -> Dict[str, Any]:
     """Return what is kept of a service that was proven: its release, the release's id on the host, the model's commit.
 
     It outlives runs that are killed: what they switched to is measured by it, and gone back on to it.
     """
-    model = {key: planned["model"][key] for key in ("repo", "revision", "served_name")}
+    model = {key: planned["model"][key] for key in RECORDED}
     return {"release": planned["release"], "id": identity, "model": model}
 
 
@@ -116,8 +119,9 @@ def switched(states: Mapping[str, HostState], planned: Mapping[str, Any], serves
 
 
 def _before(state: HostState) -> Optional[Mapping[str, Any]]:
-    """Return what was proven last: of a host that an earlier version deployed and kept no record of, what it serves."""
-    if state.proven:
+    """Return what was proven last: of a host without a whole record, as an earlier version left it, what it serves."""
+    model = state.proven.get("model")
+    if {"release", "id"} <= set(state.proven) and isinstance(model, dict) and {*RECORDED} <= set(model):
         return state.proven
     if state.plan and _name_of(state.found) == state.plan["release"]:
         return {"release": state.plan["release"], "id": state.found, "model": state.plan["model"]}
