@@ -88,18 +88,16 @@ def switched(hosts: Iterable[str], hostvars: Mapping[str, Any], serves: bool = F
 
     With ``serves`` the run has begun to restart what serves.
     """
-    states = {host: _state(hostvars[host]) for host in hosts}
+    states = {}
+    for host in hosts:
+        looked, venv = hostvars[host].get("pd_host", {}), hostvars[host].get("sglang_runtime_switched", {})
+        found = looked.get("current_release", "")
+        now = venv["id"] if venv.get("changed") else found
+        states[host] = rollback.HostState(looked.get("plan", {}), looked.get("proven", {}), found, now)
     # checkpoint.yml alone makes no plan
     planned = hostvars[next(iter(states))].get("pd_planned", {}).get("plan", {}) if states else {}
-    found = rollback.switched(states, planned, serves)
-    return {**codec.dump(found), **rollback.words(found, planned)} if found else {}
-
-
-def _state(known: Mapping[str, Any]) -> rollback.HostState:
-    looked, venv = known.get("pd_host", {}), known.get("sglang_runtime_switched", {})
-    found = looked.get("current_release", "")
-    now = venv["id"] if venv.get("changed") else found
-    return rollback.HostState(looked.get("plan", {}), looked.get("proven", {}), found, now)
+    way = rollback.switched(states, planned, serves)
+    return {**codec.dump(way), **rollback.words(way, planned)} if way else {}
 
 
 def failures(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> str:

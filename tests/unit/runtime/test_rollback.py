@@ -140,6 +140,8 @@ def test_half_of_the_hosts_switched_by_a_killed_run_and_half_by_this_one():
 def test_where_an_earlier_version_kept_no_record_what_it_serves_counts():
     bare = rollback.HostState(in_force(OLD), {}, OLD["id"], NEW["id"])
     assert rollback.switched({"a": bare}, PLANNED, True).ids == {"a": OLD["id"]}
+    for damaged in ({"release": "x"}, {"release": "x", "id": "x-1", "model": []}, {"id": 1, "release": 2, "model": {}}):
+        assert rollback.switched({"a": replace(bare, proven=damaged)}, PLANNED, True).ids == {"a": OLD["id"]}
     # Switched and killed before its plan: what was proven is not known.
     assert rollback.switched({"a": replace(bare, found=NEW["id"])}, PLANNED, True) is None
     assert rollback.switched({"a": replace(bare, plan={}, found="")}, PLANNED, True) is None
