@@ -70,18 +70,20 @@ def check_pinning(unit: str, cpus: str, memory_nodes: str, proc_root: str = "/pr
     if cpus:
         wanted = cpulist.render(cpulist.parse(cpus))
         found = {pid: _allowed_cpus(proc_root, pid) for pid in pids}
-        wrong = {pid: text for pid, text in found.items() if text is not None and text != wanted}
-        checks.append(Check(f"{unit} CPUs of {len(pids)} processes", not wrong, _first(wrong, wanted), wanted))
+        checks.append(_all_alike(f"{unit} CPUs of {len(pids)} processes", found, wanted))
     if memory_nodes:
-        wanted = f"bind:{memory_nodes}"
         policies = {pid: _memory_policy(proc_root, pid) for pid in pids}
-        wrong = {pid: text for pid, text in policies.items() if text is not None and text != wanted}
-        checks.append(Check(f"{unit} memory policy of {len(pids)} processes", not wrong, _first(wrong, wanted), wanted))
+        checks.append(_all_alike(f"{unit} memory policy of {len(pids)} processes", policies, f"bind:{memory_nodes}"))
     return checks
 
 
-def _first(wrong: Mapping[int, str], wanted: str) -> str:
-    return next((f"{text} (pid {pid})" for pid, text in wrong.items()), wanted)
+def _all_alike(subject: str, found: Mapping[int, Optional[str]], wanted: str) -> Check:
+    """Judge what was read of each process (None: it ended while we looked). What was read of none proves nothing."""
+    read = {pid: text for pid, text in found.items() if text is not None}
+    if not read:
+        return Check(subject, False, "it can be read of none of them", wanted)
+    stray = next((f"{text} (pid {pid})" for pid, text in read.items() if text != wanted), None)
+    return Check(subject, stray is None, stray or wanted, wanted)
 
 
 def _allowed_cpus(proc_root: str, pid: int) -> Optional[str]:

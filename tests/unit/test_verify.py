@@ -22,7 +22,23 @@ def test_pinning_holds_for_every_process(tmp_path: Path) -> None:
     process(tmp_path, 10, "pd-decode@0.service", "32-63", "bind:1")
     process(tmp_path, 11, "pd-decode@0.service", "32-63", "bind:1")
     process(tmp_path, 12, "pd-prefill@0.service", "0-31", "bind:0")
+    checks = verify.check_pinning("pd-decode@0.service", "32-63", "1", str(tmp_path))
+    assert [(check.subject, check.ok) for check in checks] == [
+        ("pd-decode@0.service CPUs of 2 processes", True),
+        ("pd-decode@0.service memory policy of 2 processes", True),
+    ]
+
+
+@pytest.mark.parametrize(("gone", "subject"), [("status", "CPUs"), ("numa_maps", "memory policy")])
+def test_what_can_be_read_of_no_process_is_not_proven(tmp_path: Path, gone: str, subject: str) -> None:
+    process(tmp_path, 10, "pd-decode@0.service", "32-63", "bind:1")
+    process(tmp_path, 11, "pd-decode@0.service", "32-63", "bind:1")
+    (tmp_path / "10" / gone).unlink()  # it has ended
     assert all(check.ok for check in verify.check_pinning("pd-decode@0.service", "32-63", "1", str(tmp_path)))
+    (tmp_path / "11" / gone).unlink()
+    (failed,) = [c for c in verify.check_pinning("pd-decode@0.service", "32-63", "1", str(tmp_path)) if not c.ok]
+    assert subject in failed.subject
+    assert failed.found == "it can be read of none of them"
 
 
 @pytest.mark.parametrize(("cpus", "policy"), [("0-63", "bind:1"), ("32-63", "default"), ("32-63", "bind:0")])
@@ -113,7 +129,8 @@ PLANNED = {"tp-size": 4, "disaggregation-mode": "decode", "disable-overlap-sched
 @pytest.mark.parametrize("reported", [4, 4.0])
 def test_running_configuration_equals_the_plan(reported: float) -> None:
     info = json.dumps({**json.loads(INFO), "tp_size": reported})  # engines turn some integers into floats
-    assert all(check.ok for check in verify.check_configuration("decode-0", "u", PLANNED, answer(200, info)))
+    checks = verify.check_configuration("decode-0", "u", PLANNED, answer(200, info))
+    assert [check.ok for check in checks] == [True]
 
 
 @pytest.mark.parametrize(("reported", "ok"), [("mooncake", True), ("nixl", False)])

@@ -168,6 +168,7 @@ def test_only_the_expected_units_have_restarted(host, units):
 
 def test_the_router_sends_small_packets_at_once(host, plan):
     """Else the first token on a kept connection waits 40 ms: its journal says so once the option is set."""
+    assert plan["routers"]
     for item in plan["routers"]:
         if item["host"] == host.backend.get_hostname():
             run = show(host, item["unit"], "InvocationID")

@@ -15,7 +15,9 @@ def tokens(text, line):
 
 def test_a_prompt_has_the_tokens_that_were_asked_for():
     line = Calibration(overhead=6, per_word=1.25)
-    for prompt in workload.prompts(Workload(input_len=256, output_len=32, requests=5), line):
+    prompts = workload.prompts(Workload(input_len=256, output_len=32, requests=5), line)
+    assert len(prompts) == 5
+    for prompt in prompts:
         assert abs(tokens(prompt.text, line) - 256) <= 1.25
         assert prompt.max_tokens == 32
 

@@ -76,6 +76,7 @@ def test_every_gpu_release_has_hooks() -> None:
 
 @pytest.mark.parametrize("version", RELEASES)
 def test_targets_and_adapters_take_the_same(version: str) -> None:
+    assert hooks(version)
     for hook in hooks(version):
         theirs = [argument.arg for argument in found(version, hook.target).args.args]
         if hook.adapter is None:

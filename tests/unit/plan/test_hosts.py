@@ -68,6 +68,7 @@ def test_fixture_hosts_with_older_cards(
     name: str, topology: dict[str, Any], expected: dict[str, tuple[str, str | None, str]]
 ) -> None:
     made = inv.planned(recorded()[name], pd_topology=topology, pd_model=SMALL, pd_profile="cpu")
+    assert {item.name for item in made.instances} == set(expected)
     for item in made.instances:
         gpus, cpus, memory = expected[item.name]
         assert cpulist.render(g.position for g in item.gpus) == gpus

@@ -56,6 +56,8 @@ def test_every_host_as_drawing(name):
 def test_nothing_is_drawn_outside_the_sheet(name):
     root = ET.fromstring(svg.svg(on_file(name)))
     width, height = float(root.get("width")), float(root.get("height"))
+    assert len(list(root.iter(f"{SVG}rect"))) > 2
+    assert len(list(root.iter(f"{SVG}text"))) > 2
     for box in root.iter(f"{SVG}rect"):
         assert float(box.get("x", 0)) + float(box.get("width")) <= width
         assert float(box.get("y", 0)) + float(box.get("height")) <= height

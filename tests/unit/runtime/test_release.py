@@ -152,6 +152,7 @@ def test_lock_is_exact(folder, environment, python, path):
 @pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
 def test_the_components_that_documents_speak_of_are_locked(folder):
     described = spec(folder)
+    assert described.pythons
     for python in described.pythons:
         locked = {}
         for _environment, version, path in locks(folder):
