@@ -156,6 +156,11 @@ from ansible.module_utils.pdstack import codec, live, runner, units, waiter
 UNIT_FOLDERS = ("/etc/systemd/", "/run/systemd/")
 
 
+def patient(argv):  # type: ignore[no-untyped-def]
+    """Run systemctl as long as it takes: each unit's own TimeoutStopSec bounds it, and an operator may raise that."""
+    return runner.run(argv, 7200.0)
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -197,10 +202,14 @@ def main() -> None:
     ]
     try:
         todo, stale_sets, states = observe(wanted, params)
-        if not (module.check_mode or params["observe"]):
-            units.apply(todo, runner.run)
     except runner.CommandFailed as error:
         module.fail_json(msg=str(error))
+    try:
+        if not (module.check_mode or params["observe"]):
+            units.apply(todo, patient)
+    except runner.CommandFailed as error:
+        said = waiter.why_not_running([*todo.restart, *todo.start], runner.run)
+        module.fail_json(msg="\n\n".join(filter(None, [str(error), said])))
     lines = ["systemctl daemon-reload\n"] if todo.reload else []
     for verb, names in todo.actions.items():
         lines += [f"{verb} {name}: {todo.why.get(name, '')}\n" for name in names] if verb != "reload" else []

@@ -13,10 +13,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from . import causes, phases, units
 from .http import Access
-from .runner import Runner
+from .runner import CommandFailed, Runner
 from .verify import Reply
 
 _START_SLACK_S = 30.0  # between the start of a unit and the first look at it
+_MEND = "mend what the last lines say, then run again"
 _REFUSED = (401, 403)  # an answer that no waiting changes
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # a router writes for a terminal, whatever it writes to
@@ -123,7 +124,7 @@ def wait(
                 result.seconds = mark["seconds"]
             elif state.active in ("failed", "inactive") or state.restarts - first >= 2:
                 result.state = f"failed ({state.result})" if state.result != "success" else result.state
-                result.detail = _explain(runner, target.unit, "mend what the last lines say, then run again")
+                result.detail = _explain(runner, target.unit, _MEND)
             elif unreadable or reply.status in _REFUSED:
                 found = f"found: {unreadable or answers[target.name]}\nneeded: the key that it was started with\n"
                 result.detail = found + _explain(runner, target.unit, _NEW_KEYS)
@@ -152,6 +153,19 @@ def wait(
 def never_ready(states: Iterable[units.UnitState], marks: str) -> List[str]:
     """Return the units whose present process has not been seen ready, such as those of a run that was interrupted."""
     return [state.name for state in states if state.main_pid and _read_mark(marks, state) is None]
+
+
+def why_not_running(names: Sequence[str], runner: Runner) -> str:
+    """Explain, for a systemctl command that failed, each of these units that does not run; "" where all do."""
+    try:
+        states = units.show(runner, names)
+    except CommandFailed:
+        return ""  # systemd itself does not answer, as the first error says
+    return "\n\n".join(
+        f"{state.name} is {state.active} ({state.sub}).\n{_explain(runner, state.name, _MEND)}"
+        for state in states.values()
+        if state.active not in ("active", "reloading")
+    )
 
 
 def look(targets: Sequence[Target], runner: Runner, get: HttpGet, marks: str) -> List[Readiness]:

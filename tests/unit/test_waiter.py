@@ -275,6 +275,16 @@ def test_a_failed_unit_ends_the_wait_at_once_with_the_journal_and_a_cause(tmp_pa
     assert "No module named 'sgl_kernel'" in result.detail
 
 
+def test_a_start_that_systemd_refuses_is_told_with_the_journal_of_what_does_not_run() -> None:
+    step = "pd-decode@0.service: Failed at step NUMA_POLICY spawning /opt/pdstack/current/venv/bin/python"
+    failed = World(ready_at=1e9, fails_at=0, journal=f"{step}\n")
+    told = waiter.why_not_running(["pd-decode@0.service"], failed.runner)
+    assert told.startswith("pd-decode@0.service is failed (failed).\nlikely cause: systemd could not apply a setting")
+    assert step in told
+    assert waiter.why_not_running(["pd-decode@0.service"], World(ready_at=1).runner) == ""
+    assert waiter.why_not_running(["x.service"], lambda argv: Completed(1, "", "Failed to connect to bus")) == ""
+
+
 def test_a_unit_that_restarts_over_and_over_has_failed(tmp_path: Path) -> None:
     world = World(ready_at=1e9, restart_at=(4, 9))
     assert not world.wait(tmp_path).ready
