@@ -34,9 +34,9 @@ def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any
 
 
 def plan_in_force(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the plan that is deployed, from what each host keeps of it; {} where none has one that can be read."""
+    """Return the plan that is deployed, on hosts beyond these too; {} where none has one that can be read."""
     looks = {host: hostvars[host].get("pd_host", {}).get("plan") for host in hosts}
-    found = plan.recorded(inventory.builtin(looks))
+    found = plan.everywhere(inventory.builtin(looks))
     return codec.dump(found) if found else {}
 
 

@@ -269,8 +269,7 @@ def hardware(facts: HostFacts, baseline: Mapping[str, Any]) -> List[Item]:
     if not baseline:
         return []
     if not _is_baseline(baseline):
-        path = "/etc/pdstack/baseline.json"
-        return [Item(facts.host, "hardware", path, "damaged", "it holds what the last deployment ran on", DEPLOY)]
+        return [Item(facts.host, "hardware", BASELINE, "damaged", "it holds what the last deployment ran on", DEPLOY)]
     now = hardware_of(facts)
     items: List[Item] = []
     repair = f"replace what broke, or accept it with {DEPLOY}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, fields
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import codec, flags, options, rules
 from .refusal import IntentError, Refusal
@@ -105,7 +105,7 @@ def parse(
 
 def check_only(
     hosts: Mapping[str, Mapping[str, Any]],
-    only: Iterable[str],
+    only: Sequence[str],
     known_role_variables: Iterable[str],
     role_prefixes: Iterable[str] = (),
 ) -> None:

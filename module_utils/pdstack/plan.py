@@ -101,8 +101,26 @@ def recorded(documents: Mapping[str, Any]) -> Optional[Plan]:
 
     A document that cannot be read counts as none: GPUs and ports are then chosen afresh.
     """
+    return in_force(_readable(documents))
+
+
+def everywhere(documents: Mapping[str, Any]) -> Optional[Plan]:
+    """Return the plan in force on all hosts from what some of them keep: of the others, what these know of them."""
+    plans = _readable(documents)
+    found = in_force(plans)
+    if found is None:
+        return None
+    instances = {item.name: item for item in found.instances}
+    for host in sorted(plans, key=natural_key):
+        for item in plans[host].instances:
+            if item.host not in plans:
+                instances.setdefault(item.name, item)
+    return replace(found, instances=sorted(instances.values(), key=lambda item: (item.role, item.index)))
+
+
+def _readable(documents: Mapping[str, Any]) -> Dict[str, Plan]:
     plans = {host: readable(document) for host, document in documents.items()}
-    return in_force({host: found for host, found in plans.items() if found is not None})
+    return {host: found for host, found in plans.items() if found is not None}
 
 
 def foreign_holders(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Tuple[str, int, str, Port]]:

@@ -120,6 +120,7 @@ def outage(plan: Mapping[str, Any], selected: Mapping[str, Any], left: Mapping[s
         return "no router would be left"
     unknown = [name for name in staying if name not in left]
     if unknown:
-        return f"{', '.join(unknown)} did not answer, or is on a host that this run does not reach"
+        names = ", ".join(unknown)
+        return f"{names} did not answer (mend it), or is on a host that this run does not reach (run without --limit)"
     lacking = {role for name in staying for role, count in left[name].items() if not count}
     return f"no healthy {' and no healthy '.join(sorted(lacking))} would be left" if lacking else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pdstack import codec, intent, plan, refusal, report
+from pdstack import codec, intent, plan, refusal, report, rolling
 from pdstack.facts import HostFacts, Nic
 from unit.plan import inventories as inv
 from unit.plan.asking import SMALL, named, positions, reasons
@@ -259,6 +259,26 @@ def test_a_host_whose_plan_cannot_be_read_counts_as_one_without(document: Any) -
     assert found is not None
     assert [item.name for item in found.instances] == ["aggregated-0"]
     assert plan.recorded({"gpu1": document, "gpu2": document}) is None
+
+
+def test_what_runs_on_a_host_that_is_not_asked_is_told_by_the_others() -> None:
+    """With --limit, half of a pair would be drained, and its other half on a host beyond would run on."""
+    hosts = [inv.host(name, nics=RDMA) for name in ("gpu1", "gpu2")]
+    whole = inv.planned(*hosts, pd_topology=inv.pd(8, 8), pd_service_interface="eth0")
+    pair = {item.name: item.host for item in whole.instances}
+    assert len(set(pair.values())) == 2
+    here, beyond = pair.values()
+    found = plan.everywhere({here: codec.dump(whole)})
+    assert found is not None
+    assert {item.name: item.host for item in found.instances} == pair
+    problem = rolling.selection(codec.dump(found), whole.instances[0].set, here, [here])["problem"]
+    assert f"on {beyond}" in problem
+    assert "run without --limit" in problem
+    # A host that is asked knows best what runs on it: here an older plan, which had nothing there.
+    older = plan.everywhere({here: codec.dump(whole), beyond: {**codec.dump(whole), "instances": []}})
+    assert older is not None
+    assert [item.host for item in older.instances] == [here]
+    assert plan.everywhere({here: {}}) is None
 
 
 def test_one_more_decode_moves_nobody() -> None:
