@@ -55,6 +55,7 @@ SHAPES = [
     Shape("ratio 128 at 8k, 192 tokens, H=8", 64, 8, 64, 2),
     Shape("ratio 128 at 128k, 1152 tokens, H=8", 64, 8, 1024, 2),
     Shape("1152 tokens, H=64", 64, 64, 1024, 2),
+    Shape("three rows a request, 640 tokens, H=8", 192, 8, 512),
 ]
 
 

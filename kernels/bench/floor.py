@@ -22,7 +22,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent / "tests")]
 import attention  # noqa: E402
 import timing  # noqa: E402
 import torch  # noqa: E402
-from pdstack_kernels import layout, sparse_mla_jit  # noqa: E402
+from pdstack_kernels import layout, sparse_mla, sparse_mla_jit  # noqa: E402
 from stripped_jit import stripped_kernel  # noqa: E402
 
 NOTHING, INDICES, GATHER = range(3)
@@ -67,7 +67,8 @@ def strip(one: dict[str, Any], level: int, tokens: int, merged: int = 0) -> None
         launch_pdl=True,
     )
     if merged:
-        sparse_mla_jit.merge_kernel[(heads, rows)](
+        block = sparse_mla.merged_heads(rows, heads, merged, sparse_mla.device_limits(out.device)[0])
+        sparse_mla_jit.merge_kernel[(-(-heads // block), rows)](
             part,
             lse,
             one["attn_sink"],
@@ -79,6 +80,7 @@ def strip(one: dict[str, Any], level: int, tokens: int, merged: int = 0) -> None
             0,
             heads,
             HAS_SINK=True,
+            HB=block,
             BS=merged,
             OVERLAP=True,
             num_warps=4,

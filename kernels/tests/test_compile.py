@@ -98,6 +98,7 @@ def attention(cut: sparse_mla.Config, capability: int, page1: int = 64) -> Compi
         "T": cut.tokens,
         "STAGES": cut.stages,
         "TURNED": cut.turned,
+        "HELD": cut.held,
         "DT": tl.float16,
         "PACKED": True,
         "OVERLAP": True,
@@ -145,6 +146,7 @@ def test_sm90_runs_the_same_instructions(cut: sparse_mla.Config, tmp_path: pathl
     assert code.count(tmp_path, "HMMA") >= 32
     assert code.count(tmp_path, "HGMMA") == 0, "a Hopper-only instruction: an H200 would test other code"
     assert code.count(tmp_path, "LDGSTS") >= 8, "tiles are not read ahead"
+    assert cut.held == 0 or 3 * (code.shared + 1024) <= 233472, "a third program does not fit a multiprocessor"
 
 
 @pytest.mark.parametrize(("capability", "instruction"), [(120, "QMMA"), (90, "QGMMA")])
@@ -167,9 +169,12 @@ def test_hc_pre_product(capability: int, block: tuple[int, int, int], tmp_path: 
 
 
 def test_merge_and_finish(tmp_path: pathlib.Path) -> None:
-    merge = Compiled(sparse_mla_jit.merge_kernel, 120, 4, {"HAS_SINK": True, "BS": 32, "OVERLAP": True})
+    shapes = [{"HB": 1, "BS": 32}, {"HB": 4, "BS": 4}]
+    merges = [
+        Compiled(sparse_mla_jit.merge_kernel, 120, 4, shape | {"HAS_SINK": True, "OVERLAP": True}) for shape in shapes
+    ]
     constants = {"ITERATIONS": 20, "BH": 1024, "BS": 64, "OVERLAP": True}
     finish = Compiled(mhc_jit.finish_kernel, 120, 4, constants, part_ptr="*fp32")
-    for code in (merge, finish):
+    for code in (*merges, finish):
         assert code.shared <= SM120_SHARED
         assert code.stack(tmp_path) == 0

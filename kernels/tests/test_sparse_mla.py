@@ -81,6 +81,7 @@ def test_only_the_asked_heads_are_computed() -> None:
 CUTS = [
     sparse_mla.Config(8, 32, 4, 2, 1),
     sparse_mla.Config(8, 32, 2, 3, 3, turned=True),
+    sparse_mla.Config(8, 32, 2, 5, 3, turned=True, held=2),
     sparse_mla.Config(16, 64, 8, 3, 2),
     sparse_mla.Config(32, 32, 4, 1, 1),
     sparse_mla.Config(32, 64, 8, 1, 3),

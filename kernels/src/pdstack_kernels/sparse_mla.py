@@ -33,6 +33,7 @@ class Config:
         heads, tokens: of a tile; warps: of a program; splits: programs among which a row's tokens are split.
         stages: 1 reads a tile into registers when it is needed; n has n - 1 tiles on their way into shared memory.
         turned: tokens, not heads, are the M dimension of the products: 8 heads fill an instruction.
+        held: of the query's eight chunks, if turned, those in registers; the others are in shared memory.
     """
 
     heads: int
@@ -41,6 +42,7 @@ class Config:
     splits: int
     stages: int = 1
     turned: bool = False
+    held: int = 0
 
 
 @functools.cache
@@ -85,9 +87,19 @@ def choose(rows: int, heads: int, width0: int, width1: int, sms: int, shared: in
     resident = sms if block == 32 and 2 * programs <= sms else 2 * sms
     share = max(3, -(-tiles(32) // max(1, min(MOST_SPLITS, resident // programs))))
     splits = -(-tiles(32) // share)
-    if heads <= 8 and share > 3 and roomy:
-        return Config(heads=8, tokens=32, warps=2, splits=splits, stages=stages, turned=True)
+    if heads <= 8 and programs * splits > sms and roomy:
+        # With two chunks of the query in registers a third program fits a multiprocessor: worth their reloading from
+        # eight tiles a program on.
+        third = max(1, min(MOST_SPLITS, 3 * sms // programs))
+        if (third > splits or programs > 2 * sms) and -(-tiles(32) // third) >= 8:
+            return Config(heads=8, tokens=32, warps=2, splits=third, stages=3, turned=True, held=2)
+        return Config(heads=8, tokens=32, warps=2, splits=splits, stages=3, turned=True)
     return Config(heads=block, tokens=32, warps=4, splits=splits, stages=stages)
+
+
+def merged_heads(rows: int, heads: int, splits: int, sms: int) -> int:
+    """Heads that a program of the merge takes: four where they are many and the merge still fills the card."""
+    return 4 if heads > 16 and splits <= 4 and rows * heads >= 4 * sms else 1
 
 
 def sparse_mla_decode(
@@ -193,6 +205,7 @@ def sparse_mla_decode(
         T=cut.tokens,
         STAGES=cut.stages,
         TURNED=cut.turned,
+        HELD=cut.held,
         DT=dot_dtype,
         PACKED=dot_dtype == tl.float16,
         OVERLAP=overlap,
@@ -201,7 +214,8 @@ def sparse_mla_decode(
         launch_pdl=overlap,
     )
     if cut.splits > 1:
-        sparse_mla_jit.merge_kernel[(heads, rows)](
+        merged = merged_heads(rows, heads, cut.splits, sms)
+        sparse_mla_jit.merge_kernel[(triton.cdiv(heads, merged), rows)](
             part,
             part_lse,
             sink,
@@ -213,6 +227,7 @@ def sparse_mla_decode(
             first,
             heads,
             HAS_SINK=attn_sink is not None,
+            HB=merged,
             BS=triton.next_power_of_2(cut.splits),
             OVERLAP=overlap,
             num_warps=4,

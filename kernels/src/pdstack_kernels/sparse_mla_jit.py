@@ -167,6 +167,7 @@ def decode_kernel(
     T: tl.constexpr,
     STAGES: tl.constexpr,
     TURNED: tl.constexpr,
+    HELD: tl.constexpr,
     DT: tl.constexpr,
     PACKED: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -177,6 +178,8 @@ def decode_kernel(
     STAGES: 1 reads a tile into registers when it is needed; n has n - 1 tiles on their way into shared memory.
     TURNED: tokens are the M dimension of the products and heads the N dimension, where 8 fill an instruction; otherwise
     heads are M, where 16 do.
+    HELD: of the query's chunks, if TURNED, those that stay in registers; the others are read from shared memory for
+    every tile.
     LATE: the next kernel is set up when the tiles are done, not at once.
     """
     AXIS: tl.constexpr = 0 if TURNED else 1  # of a tile of scores, along which tokens lie; heads lie along the other
@@ -216,6 +219,11 @@ def decode_kernel(
     for c in tl.static_range(8):
         q = q + (tl.load(q_at + c * 64, mask=tl.expand_dims(real, AXIS), other=0.0).to(DT),)
         acc = acc + (tl.zeros([64, HB] if TURNED else [HB, 64], tl.float32),)
+    zero = tl.zeros([T, HB] if TURNED else [HB, T], tl.float32)
+    if TURNED:
+        for c in tl.static_range(HELD):
+            # Zero, but Triton 3.6 brings an operand of a product before the loop into registers before the loop.
+            zero = tl.dot(tl.zeros([T, 64], DT), q[c], zero, input_precision="ieee")
     top = tl.full([HB], -1e30, tl.float32)
     # Summed over a tile's tokens only at the end: one reduction across warps less a tile.
     totals = tl.zeros([T, HB] if TURNED else [HB, T], tl.float32)
@@ -245,10 +253,10 @@ def decode_kernel(
         parts = ()
         for c in tl.static_range(4):
             if TURNED:
-                half = tl.dot(k[c], q[c], input_precision="ieee")
+                half = tl.dot(k[c], q[c], zero, input_precision="ieee")
                 parts = parts + (tl.dot(k[c + 4], q[c + 4], half, input_precision="ieee"),)
             else:
-                half = tl.dot(q[c], tl.trans(k[c]), input_precision="ieee")
+                half = tl.dot(q[c], tl.trans(k[c]), zero, input_precision="ieee")
                 parts = parts + (tl.dot(q[c + 4], tl.trans(k[c + 4]), half, input_precision="ieee"),)
         s = (parts[0] + parts[1]) + (parts[2] + parts[3])
         s = tl.where(valid, s * scale_log2, -1e30)
@@ -306,39 +314,42 @@ def merge_kernel(
     first_head,
     heads,
     HAS_SINK: tl.constexpr,
+    HB: tl.constexpr,
     BS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid (heads, rows): out = sum_s 2^(lse_s - m) O_s / (sum_s 2^(lse_s - m) + 2^(sink * log2(e) - m))."""
+    """Grid (head blocks, rows): out = sum_s 2^(lse_s - m) O_s / (sum_s 2^(lse_s - m) + 2^(sink * log2(e) - m))."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    head = tl.program_id(0)
+    head = tl.program_id(0) * HB + tl.arange(0, HB)
+    real = head < heads
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, 512)
     # Unrolled: every load is on its way before the first one is waited for.
     lses = ()
     values = ()
-    top = float("-inf")
+    top = tl.full([HB], float("-inf"), tl.float32)
     for i in tl.static_range(BS):
         part = (row * splits + i) * heads + head
-        lse = tl.load(part_lse_ptr + part, mask=i < splits, other=float("-inf"))
+        there = real & (i < splits)
+        lse = tl.load(part_lse_ptr + part, mask=there, other=float("-inf"))
         lses = lses + (lse,)
-        values = values + (tl.load(part_ptr + part * 512 + d, mask=i < splits, other=0.0),)
+        values = values + (tl.load(part_ptr + part[:, None] * 512 + d[None, :], mask=there[:, None], other=0.0),)
         top = tl.maximum(top, lse)
     seen = top > float("-inf")
     top = tl.where(seen, top, 0.0)
-    total = 0.0
-    acc = tl.zeros([512], tl.float32)
+    total = tl.zeros([HB], tl.float32)
+    acc = tl.zeros([HB, 512], tl.float32)
     for i in tl.static_range(BS):
         weight = tl.exp2(lses[i] - top)
         total += weight
-        acc += weight * values[i].to(tl.float32)
+        acc += weight[:, None] * values[i].to(tl.float32)
     lse2 = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
-    tl.store(lse_ptr + row * heads + head, lse2 * 0.6931471805599453)
+    tl.store(lse_ptr + row * heads + head, lse2 * 0.6931471805599453, mask=real)
     if HAS_SINK:
-        sink = tl.load(sink_ptr + first_head + head) * 1.4426950408889634
+        sink = tl.load(sink_ptr + first_head + head, mask=real, other=0.0) * 1.4426950408889634
         total += tl.exp2(tl.minimum(sink - top, 126.0))
-    acc = tl.where(seen, acc / tl.where(total > 0, total, 1.0), 0.0)
-    out_at = out_ptr + row * out_stride_b + (first_head + head) * out_stride_h + d
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty))
+    acc = tl.where(seen[:, None], acc / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+    out_at = out_ptr + row * out_stride_b + (first_head + head)[:, None] * out_stride_h + d[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None])
