@@ -92,26 +92,10 @@ baseline:
   type: dict
 """
 
-import json
 from datetime import datetime, timezone
-from typing import Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.pdstack import codec, p2p, probe
-
-
-def read_baseline(module: AnsibleModule, path: str) -> Optional[p2p.Baseline]:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return codec.load(p2p.Baseline, json.load(stream))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        module.fail_json(
-            msg=f"{path}: found a file that is no baseline ({error}), needed one that pd_fabric_info returned. "
-            "Remove it and measure again."
-        )
-        raise AssertionError from error
 
 
 def main() -> None:
@@ -132,7 +116,10 @@ def main() -> None:
         if given[name] <= 0:
             module.fail_json(msg=f"{name}: found {given[name]:g}, needed a positive number of seconds.")
     request = probe.Request(root=given["sysfs_root"], library=given["driver_library"] or None, timeout=given["timeout"])
-    before = read_baseline(module, given["baseline"]) if given["baseline"] else None
+    try:
+        before = p2p.read_baseline(given["baseline"]) if given["baseline"] else None
+    except ValueError as error:
+        module.fail_json(msg=str(error))
     try:
         facts = probe.probe(request)
     except ValueError as error:

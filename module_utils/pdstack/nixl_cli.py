@@ -49,9 +49,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         for direction, speed in result.directions.items():
             lane = result.lane if direction.startswith(result.sides[0] + " ") else result.lane_back
             print(f"{direction}: {speed['best'] / 1e9:.2f} GB/s best, {speed['median'] / 1e9:.2f} median, over {lane}")
-    for words in nixl.warnings(result, pair.baseline):
+    copied = given.baseline * 1e9 if given.baseline else None
+    for words in nixl.warnings(result, copied):
         print(f"warning: {words}")
-    problems = nixl.check_result(result, pair.baseline, ["tcp"] if given.device else [])
+    problems = nixl.check_result(result, copied, ["tcp"] if given.device else [])
     if problems:
         print(nixl.TransportRefused(problems))
     return 1 if problems else 0
@@ -66,8 +67,7 @@ def _pair(given: argparse.Namespace) -> nixl.Pair:
     for role, gpu in zip(("prefill", "decode"), gpus):
         own = {"CUDA_VISIBLE_DEVICES": str(gpu)} if given.device and given.isolate else {}
         sides.append(nixl.Side(f"{role}.gpu{gpu}", {**common, **own}, 0 if own else gpu))
-    baseline = given.baseline * 1e9 if given.baseline else None
-    return nixl.Pair("VRAM" if given.device else "DRAM", sides, baseline)
+    return nixl.Pair("VRAM" if given.device else "DRAM", sides)
 
 
 if __name__ == "__main__":

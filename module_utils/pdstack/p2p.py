@@ -8,6 +8,7 @@ and all pairs between two sets of GPUs at once, each direction. Copies are the c
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from contextlib import ExitStack
@@ -167,6 +168,31 @@ def baseline(facts: HostFacts) -> Optional[Baseline]:
         measured.measured_gb_s,
         measured.concurrent_gb_s,
     )
+
+
+def read_baseline(path: str) -> Optional[Baseline]:
+    """Return the baseline that is kept at ``path``, None where there is none; ValueError with what to do if damaged."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            found = codec.load(Baseline, json.load(stream))
+        if [len(row) for row in found.measured_gb_s] != [len(found.gpus)] * len(found.gpus):
+            raise ValueError(f"{len(found.gpus)} GPUs and a matrix of another size")
+        return found
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path}: found a file that is no baseline ({error}), needed one that pd_fabric_info returned. "
+            "Remove it and measure again."
+        ) from error
+
+
+def between(before: Optional[Baseline], gpus: List[str]) -> Optional[float]:
+    """Return the bandwidth (bytes/s) of a plain copy from one of two GPUs (PCI addresses) to the other, if measured."""
+    if before is None or len(gpus) != 2 or not set(gpus) <= set(before.gpus):
+        return None
+    gb_s = before.measured_gb_s[before.gpus.index(gpus[0])][before.gpus.index(gpus[1])]
+    return gb_s * 1e9 if gb_s else None
 
 
 def regressions(before: Baseline, facts: HostFacts) -> List[str]:

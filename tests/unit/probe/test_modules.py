@@ -100,12 +100,70 @@ def test_both_modules_and_the_baseline(ansible, local, tmp_path):
     assert regression.startswith("0000:00:06.0 to 0000:00:07.0: 20.0 GB/s, 50.0 on ")
 
 
+TRANSFER = """
+import json, sys
+names = [side["name"] for side in json.loads(sys.argv[1])["sides"]]
+speed = {" to ".join(order): {"best": BEST * 10**9, "median": BEST * 10**9} for order in (names, names[::-1])}
+print(json.dumps({"failure": "", "bytes": 1 << 30, "directions": speed, "ucx": {}, "versions": {}}))
+"""
+
+
+def test_what_the_probe_measured_is_what_the_transport_is_held_against(ansible, local, tmp_path):
+    """From the measurement to the refusal by the same steps as the playbooks, with a script that tells a bandwidth."""
+    kept = tmp_path / "baseline.json"
+    gpu = [{"position": at, "pci": f"0000:00:0{6 + at}.0", "index": at} for at in (0, 1)]
+    instance = {"host": "gpu1", "set": "pair-0", "env": {}}
+    both = [
+        {**instance, "name": "prefill-0", "role": "prefill", "gpus": gpu[:1]},
+        {**instance, "name": "decode-0", "role": "decode", "gpus": gpu[1:]},
+    ]
+    plan = {"profile": "gpu", "instances": both}
+
+    def proof(name, best):
+        return {
+            "pd_nixl_check": {
+                "script": TRANSFER.replace("BEST", str(best)),
+                "python": sys.executable,
+                "pairs": "{{ plan | pd_nixl_pairs(inventory_hostname) }}",
+                "baseline": str(kept),
+                "cache": str(tmp_path / "cache"),
+            },
+            "register": name,
+            "ignore_errors": True,
+        }
+
+    seen = "{{ [early.failed, slow.failed, slow.msg | default(''), fair.failed] | to_json }}"
+    done = ansible(
+        {"all": {"hosts": {"gpu1": local("h200-vm-2", plan=plan)}}},
+        [
+            proof("early", 20),
+            {"pd_fabric_info": {"measure": True, "baseline": str(kept), **FROM}, "register": "one"},
+            {"ansible.builtin.copy": {"content": "{{ one.baseline | to_json }}", "dest": str(kept)}},
+            proof("slow", 20),
+            proof("fair", 40),
+            {"ansible.builtin.copy": {"content": seen, "dest": str(tmp_path / "seen.json")}},
+        ],
+    )
+    assert done.returncode == 0, done.stdout
+    early, slow, words, fair = json.loads((tmp_path / "seen.json").read_text())
+    assert (early, slow, fair) == (False, True, False), done.stdout
+    assert "NIXL bandwidth prefill-0.gpu0 to decode-0.gpu1" in words
+    assert "beside a plain copy's 50.0" in words
+
+
+def test_a_deployment_reads_the_file_that_the_probe_keeps():
+    play = yaml.safe_load((ROOT / "playbooks/probe.yml").read_text())[0]
+    documented = yaml.safe_load((ROOT / "library/pd_nixl_check.py").read_text().split('r"""')[1].split('"""')[0])
+    assert documented["options"]["baseline"]["default"] == play["vars"]["__probe_baseline"]
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "words"),
     [
         ("pd_gpu_info", {"timeout": 0}, "timeout: found 0, needed a positive number of seconds."),
         ("pd_fabric_info", {"measure_timeout": -1}, "measure_timeout: found -1, needed a positive number"),
         ("pd_fabric_info", {"baseline": "{{ pd_sysfs_root }}/proc/cmdline"}, "no baseline"),
+        ("pd_nixl_check", {"script": "", "pairs": [], "baseline": "{{ pd_sysfs_root }}/proc/cmdline"}, "no baseline"),
         ("pd_gpu_info", {"sysfs_root": "{{ pd_sysfs_root }}/broken"}, "pdstack-simulated.json"),
     ],
 )

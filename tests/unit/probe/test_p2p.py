@@ -1,10 +1,11 @@
 """Measured peer-to-peer on the fake driver, whose clock is virtual and whose memory is real."""
 
+import json
 from dataclasses import replace
 
 import pytest
 from hosts.calls import outstanding
-from pdstack import facts, p2p, probe
+from pdstack import codec, facts, p2p, probe
 
 WHEN = "2026-11-30T12:00:00Z"
 MIB = 1 << 20
@@ -143,3 +144,18 @@ def test_a_simulated_host_without_a_driver_is_not_measured(simulated):
     request = replace(request, library=None)
     found = probe.with_measurement(probe.probe(request), request, False, 10, WHEN)
     assert found.p2p.note == "not measured: a simulated host has no driver to copy with"
+
+
+def test_the_bandwidth_between_two_gpus_is_found_by_their_addresses(tmp_path):
+    path = tmp_path / "p2p.json"
+    assert p2p.between(p2p.read_baseline(str(path)), ["a", "b"]) is None
+    path.write_text(json.dumps(codec.dump(p2p.Baseline(["b", "a"], "2026", None, [[None, 12.5], [25.0, None]]))))
+    kept = p2p.read_baseline(str(path))
+    assert p2p.between(kept, ["a", "b"]) == 25e9
+    assert p2p.between(kept, ["b", "a"]) == 12.5e9
+    assert p2p.between(kept, ["a", "a"]) is None
+    assert p2p.between(kept, ["a", "c"]) is None
+    assert p2p.between(kept, []) is None
+    path.write_text(json.dumps(codec.dump(p2p.Baseline(["b", "a"], "2026", None, [[None, 12.5]]))))
+    with pytest.raises(ValueError, match=r"p2p\.json: found .* matrix of another size.* measure again"):
+        p2p.read_baseline(str(path))
