@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -186,42 +188,101 @@ def test_the_route_is_what_the_release_sets_on_sm120() -> None:
     assert {name: "01"[value == "True"] for name, value in set_there.items()} == pdstack_sm120_route.ROUTE
 
 
-def test_an_engine_that_does_not_end_leaves_no_child(tmp_path: pathlib.Path) -> None:
-    """A scheduler that outlives its parent keeps most of a GPU's memory, and the next engine cannot start."""
-    script = (
-        "import subprocess, sys; child = subprocess.Popen(['sleep', '300']); print(child.pid, flush=True); child.wait()"
-    )
-    with open(tmp_path / "log", "w") as log:
-        code = hooked_engine.bounded([sys.executable, "-c", script], dict(os.environ), log, 3.0)
-    lines = (tmp_path / "log").read_text().splitlines()
-    state = pathlib.Path(f"/proc/{lines[0]}/stat")
-    assert code == 124
-    assert "killed" in lines[-1]
-    for _ in range(100):  # a busy machine takes its time to end a killed process
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("the child is still there")
+class Clock:
+    """Streams chunks of an answer as the release's engine does, and is the time: a millisecond a step."""
+
+    def __init__(self, lost: int = 0) -> None:
+        self.now, self.lost = 0.0, lost
+
+    def generate(self, input_ids: list[list[int]], sampling_params: dict[str, int], stream: bool) -> Iterator[object]:
+        size, interval = sampling_params["max_new_tokens"], sampling_params["stream_interval"]
+        for index in range(len(input_ids)):  # each prompt's first token comes with its prefill
+            self.now += 8.0
+            yield {"index": index, "meta_info": {"completion_tokens": 1}}
+        for tokens in range(1 + interval, size + 1, interval):
+            self.now += 1e-3 * interval
+            for index in range(len(input_ids)):
+                if not (index == 1 and tokens == self.lost):
+                    yield {"index": index, "meta_info": {"completion_tokens": tokens}}
+
+
+def test_a_step_is_timed_without_the_prefill_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine in (Clock(), Clock(lost=65)):  # chunks that came too fast are one: the next holds its tokens too
+        monkeypatch.setattr(hooked_engine.time, "perf_counter", lambda engine=engine: engine.now)
+        found = hooked_engine.stretches(engine, 3, 16)
+        assert len(found) == hooked_engine.REPEATS + 1
+        assert sum(found) == pytest.approx(len(found))
+        assert max(found) == pytest.approx(2 if engine.lost else 1)
+        assert hooked_engine.summary(found)["step_ms"] == (pytest.approx(1) if not engine.lost else None)
+    engine = Clock(lost=1 + hooked_engine.STRETCH * (hooked_engine.REPEATS + 1))
+    assert hooked_engine.stretches(engine, 3, 16) == []  # an answer without an end
+
+
+@pytest.mark.parametrize(
+    ("values", "step", "words"),
+    [
+        ([9.0, 2.0, 2.1, 2.2, 2.1], 2.1, None),  # the first warms up
+        ([2.0, 2.0, 2.0, 5.0, 2.0], 2.0, None),
+        ([2.0, 2.0, 1.5, 2.6, 2.0], None, "only 2 of 4 stretches lie within 10%"),
+        ([2.0, -0.4, -0.4, -0.4, -0.4], None, "no time between"),
+        ([0.0] * 5, None, "no time between"),
+        ([], None, "before every request had all"),
+    ],
+)
+def test_a_step_time_whose_repeats_do_not_agree_is_no_number(
+    values: list[float], step: float | None, words: str | None
+) -> None:
+    found = hooked_engine.summary(values)
+    assert found["step_ms"] == (step if step is None else pytest.approx(step))
+    assert found["stretches_ms"] == values
+    assert words in found["not_measured"] if words else "not_measured" not in found
 
 
 STAND_IN = '''
-import os, random
+import os, pathlib, random, subprocess, time
 
 class Engine:
     """Answers as far from the release's as the variant's environment says, and never parts from it."""
 
     def __init__(self, **arguments):
         assert arguments["attention_backend"] == "dsv4" and arguments["disable_cuda_graph"] is True
-        plugins = os.environ["SGLANG_PLUGINS"].split(",")
-        self.far = float(os.environ["FAR"]) if "pdstack_kernels" in plugins else 0
-        self.far = 0.05 if os.environ.get("PDSTACK_NUDGE") else self.far
+        self.name = "hooked" if "pdstack_kernels" in os.environ["SGLANG_PLUGINS"].split(",") else "release"
+        self.name = "nudged" if os.environ.get("PDSTACK_NUDGE") else self.name
+        self.far = {"release": 0, "hooked": float(os.environ["FAR"]), "nudged": 0.05}[self.name]
+        print("sees GPU", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
+        if self.name == os.environ.get("HANG"):
+            child = subprocess.Popen(["sleep", "300"])
+            print("child", child.pid, flush=True)
+            child.wait()
+        if self.name in os.environ.get("MEET", "").split():
+            self.meet(pathlib.Path(__file__).parent / "met", os.environ["MEET"].split())
 
-    def generate(self, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0):
+    def meet(self, folder, names):
+        """Wait until the others are there too: they are not where one runs after another."""
+        folder.mkdir(exist_ok=True)
+        (folder / self.name).touch()
+        for _ in range(300):
+            if all((folder / name).exists() for name in names):
+                return
+            time.sleep(0.1)
+        raise SystemExit("nobody else came")
+
+    def generate(self, input_ids, sampling_params, return_logprob=False, top_logprobs_num=0, stream=False):
         size = sampling_params["max_new_tokens"]
+        return self.stream(len(input_ids), size, sampling_params["stream_interval"]) if stream else self.answer(
+            len(input_ids), size
+        )
+
+    def stream(self, requests, size, interval):
+        for tokens in range(1, size + 1, interval):
+            time.sleep(0.01)
+            for index in range(requests):
+                yield {"index": index, "meta_info": {"completion_tokens": tokens}}
+
+    def answer(self, requests, size):
         draw = random.Random(0)
         found = []
-        for ids in input_ids:
+        for _ in range(requests):
             tokens = [(-1.0 + self.far, draw.randrange(512), None) for _ in range(size)]
             top = [[(-1,), (-2,)]] * size
             found.append({"meta_info": {"output_token_logprobs": tokens, "output_top_logprobs": top}})
@@ -232,23 +293,91 @@ class Engine:
 '''
 
 
-@pytest.mark.parametrize(("far", "code"), [("0.06", 0), ("0.2", 1)])
-def test_the_whole_comparison_beside_a_stand_in_for_the_engine(tmp_path: pathlib.Path, far: str, code: int) -> None:
-    (tmp_path / "sglang.py").write_text(STAND_IN)
-    command = [
-        sys.executable,
-        str(ENGINE / "hooked_engine.py"),
-        "--model",
-        str(tmp_path),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    command += ["--engine", '{"disable_cuda_graph": true}', "--steps", "1x16", "2x16"]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path), "FAR": far}
+def whole(
+    folder: pathlib.Path, *more: str, far: str = "0.06", **environ: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """The whole comparison beside a stand-in for the engine; its exit and its outcome."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sglang.py").write_text(STAND_IN)
+    command = [sys.executable, str(ENGINE / "hooked_engine.py"), "--model", str(folder), "--out", str(folder / "out")]
+    command += ["--engine", '{"disable_cuda_graph": true}', "--steps", "1x16", "2x16", *more]
+    env = {**os.environ, "PYTHONPATH": str(folder), "FAR": far, **environ}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    outcome = json.loads((tmp_path / "out/outcome.json").read_text())
-    assert done.returncode == code, done.stdout + done.stderr
-    assert len(outcome["problems"]) == code
-    assert outcome["hooked against release"]["times_the_nudged"] == pytest.approx(float(far) / 0.05)
-    assert [step["requests"] for step in outcome["steps"]["hooked"]] == [1, 2]
-    assert outcome["steps"]["nudged"] == []
+    return done, json.loads((folder / "out/outcome.json").read_text())
+
+
+def device(folder: pathlib.Path, variant: str) -> str:
+    return re.search("sees GPU (.*)", (folder / f"out/{variant}/engine.log").read_text())[1]
+
+
+def test_an_engine_too_far_from_the_release_is_exit_code_1(tmp_path: pathlib.Path) -> None:
+    done, outcome = whole(tmp_path, far="0.2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (problem,) = outcome["problems"]
+    assert "hooked: 0.200 nats from the release" in problem
+    assert outcome["hooked against release"]["times_the_nudged"] == pytest.approx(4)
+
+
+def test_two_gpus_run_two_variants_at_a_time_and_find_what_one_finds(tmp_path: pathlib.Path) -> None:
+    found = {}
+    for name, gpus, meet in (("one", (), ""), ("two", ("--gpus", "3", "5"), "release hooked")):
+        done, outcome = whole(tmp_path / name, *gpus, MEET=meet)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("exit 0 after") == 3
+        for variant, count in (("release", 2), ("hooked", 2), ("nudged", 0)):
+            assert len(outcome["steps"][variant]) == count
+            for step in outcome["steps"][variant]:
+                assert len(step["stretches_ms"]) == hooked_engine.REPEATS + 1
+                assert min(step.pop("stretches_ms")) > 0.2  # ten milliseconds in each
+                assert (step.pop("step_ms") is None) == ("not_measured" in step)
+                step.pop("not_measured", None)
+        assert set(outcome.pop("seconds")) == {"release", "hooked", "nudged"}
+        found[name] = outcome
+    assert {device(tmp_path / "one", name) for name in ("release", "hooked", "nudged")} == {
+        str(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    }
+    assert [device(tmp_path / "two", name) for name in ("release", "hooked")] == ["3", "5"]
+    assert device(tmp_path / "two", "nudged") in ("3", "5")
+    assert found["one"].pop("beside") == {"release": [], "hooked": [], "nudged": []}
+    beside = found["two"].pop("beside")
+    assert "release" in beside["hooked"]
+    assert "hooked" in beside["release"]
+    assert found["one"] == found["two"]
+    assert found["one"]["hooked against release"]["times_the_nudged"] == pytest.approx(0.06 / 0.05)
+
+
+def test_an_engine_that_does_not_end_leaves_no_child_and_stops_no_other(tmp_path: pathlib.Path) -> None:
+    """A scheduler that outlives its parent keeps most of a GPU's memory, and the next engine cannot start."""
+    done, outcome = whole(tmp_path, "--gpus", "0", "1", "--timeout", "5", HANG="hooked")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert outcome["problems"] == ["hooked: the engine did not come up or did not end"]
+    assert outcome["nudged against release"]["equal"] > 0
+    assert [device(tmp_path, name) for name in ("release", "hooked", "nudged")] == ["0", "1", "0"]
+    lines = (tmp_path / "out/hooked/engine.log").read_text().splitlines()
+    assert "killed" in lines[-1]
+    gone(int(lines[1].split()[1]))
+
+
+def test_whoever_ends_the_comparison_ends_its_engines(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sglang.py").write_text(STAND_IN)
+    command = [sys.executable, str(ENGINE / "hooked_engine.py"), "--model", str(tmp_path), "--out", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "FAR": "0", "HANG": "release"}
+    process = subprocess.Popen([*command, "--engine", '{"disable_cuda_graph": true}'], env=env)
+    log = tmp_path / "release/engine.log"
+    for _ in range(200):
+        if log.exists() and "child" in log.read_text():
+            break
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(20) == 143
+    gone(int(log.read_text().splitlines()[1].split()[1]))
+
+
+def gone(pid: int) -> None:
+    """Wait until a process has ended: a busy machine takes its time to end a killed one."""
+    state = pathlib.Path(f"/proc/{pid}/stat")
+    for _ in range(100):
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    pytest.fail("the child is still there")

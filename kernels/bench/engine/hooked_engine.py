@@ -1,10 +1,11 @@
 """The hooks inside a real engine: SGLang 0.5.13.post1 with and without them, tokens and step times beside each other.
 
     python3 hooked_engine.py --model FOLDER --out FOLDER [--variants release hooked nudged ...] [--kernels on]
-                             [--steps 1x512 16x2048] [--engine '{"disable_cuda_graph": true}']
+                             [--gpus 0 1] [--steps 1x512 16x2048] [--engine '{"disable_cuda_graph": true}']
 
 FOLDER of --model: what tools/reduced_deepseek_v4 writes. Needs the release's engine on the path (sglang, sglang-kernel,
-tilelang, flashinfer, sgl-deep-gemm, nvcc for its JIT) and one GPU. Variants, each an engine of its own:
+tilelang, flashinfer, sgl-deep-gemm, nvcc for its JIT) and one GPU. Variants run one after another, or as many at a time
+as --gpus names GPUs; each is an engine of its own on one GPU:
 
 release  the release's own sm_120 path on this card, as `pdstack_sm120_route` makes it take it
 hooked   the same, with the plugin of the wheel: hooks applied by the engine's registry from its entry point
@@ -13,7 +14,9 @@ native   what the release runs on this card (FlashMLA, DeepGEMM on sm_90), for s
 spoiled  hooked, with an attention that is wrong inside captured graphs: the comparison has to find it
 
 Every engine answers the same prompts greedily, twice: what differs between the two is the engine's own noise. Written
-per variant: tokens, log-probabilities, step times, the plugin's report. Printed at the end: the comparison as JSON.
+per variant: tokens, log-probabilities, step times, the plugin's report. Printed at the end: the comparison as JSON, and
+in it which engines ran at the same time on other GPUs (`beside`). A step time is the median of REPEATS stretches of an
+answer; where these do not agree it is null, with the reason beside it. Step times never decide the exit code.
 
 Two engines that round differently never agree bit by bit, and FP8 activations make of a last bit a step of a
 sixteenth now and then. So the tolerance is measured in the same run: `nudged` beside `release`. Exit code 1 when an
@@ -26,16 +29,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import itertools
 import json
 import math
 import os
 import pathlib
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from typing import IO, Any
+from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = HERE.parent.parent
@@ -51,8 +57,15 @@ CHAOS = 0.3
 # random model, so that many prompts are what gives many tokens to compare.
 PROMPTS = [(40, 40), (8, 500), (2, 3000), (2, 5000)]
 ANSWER = 48
+GREEDY = {"temperature": 0, "ignore_eos": True}
 # (requests, tokens of context) whose decode steps are timed; the release's path prefills 4,100 tokens/s on an H200.
 STEPS = [(1, 512), (16, 2048), (64, 512)]
+# Decode steps between two chunks of an answer, and how many such stretches count: the one before them warms up. Every
+# step would be a chunk a request, which for 64 requests costs the receiver more than the hooked step takes.
+STRETCH = 32
+REPEATS = 4
+# A step time is one where all stretches but one lie within this share of their median.
+AGREE = 0.1
 # The torch indexer's time follows this, not the context: 16,384 compressed keys.
 CONTEXT = 65536
 ENGINE = {
@@ -138,27 +151,63 @@ def measure(options: argparse.Namespace) -> None:
     import sglang
 
     engine = sglang.Engine(model_path=str(options.model), **{**ENGINE, **options.engine})
-    greedy = {"temperature": 0, "ignore_eos": True}
     answers = []
     for _ in range(2):
         got = engine.generate(
             input_ids=prompts(),
-            sampling_params=greedy | {"max_new_tokens": ANSWER},
+            sampling_params={**GREEDY, "max_new_tokens": ANSWER},
             return_logprob=True,
             top_logprobs_num=2,
         )
         answers.append([_answer(one) for one in got])
     steps = []
     for requests, context in options.steps:
-        ids = [[40 + (i * 7 + j * 13) % 460 for j in range(context)] for i in range(requests)]
-        times = {}
-        for tokens in (65, 1, 65):  # the last of each is what counts: the first compiles
-            begin = time.perf_counter()
-            engine.generate(input_ids=ids, sampling_params=greedy | {"max_new_tokens": tokens})
-            times[tokens] = time.perf_counter() - begin
-        steps.append({"requests": requests, "context": context, "step_ms": (times[65] - times[1]) / 64 * 1e3})
+        try:
+            timed = summary(stretches(engine, requests, context))
+        except Exception as error:  # the answers are what counts, and they are there
+            timed = {"step_ms": None, "stretches_ms": [], "not_measured": f"{type(error).__name__}: {error}"}
+        steps.append({"requests": requests, "context": context, **timed})
     (options.out / "result.json").write_text(json.dumps({"answers": answers, "steps": steps}))
     engine.shutdown()
+
+
+def stretches(engine: Any, requests: int, context: int) -> list[float]:
+    """Milliseconds per decode step in each stretch of the streamed answers to ``requests`` prompts.
+
+    The clock runs from chunk to chunk of the slowest request, so that no prefill is in it: on the release's path that
+    takes ten times as long as all steps, and its noise alone was more than a hooked step.
+    """
+    ids = [[40 + (i * 7 + j * 13) % 460 for j in range(context)] for i in range(requests)]
+    marks = [1 + STRETCH * i for i in range(REPEATS + 2)]
+    sampling = {**GREEDY, "max_new_tokens": marks[-1], "stream_interval": STRETCH}
+    reached: dict[int, dict[int, float]] = {mark: {} for mark in marks}
+    for chunk in engine.generate(input_ids=ids, sampling_params=sampling, stream=True):
+        now = time.perf_counter()
+        for mark in marks:
+            if chunk["meta_info"]["completion_tokens"] >= mark:
+                reached[mark].setdefault(chunk["index"], now)
+    if any(len(times) < requests for times in reached.values()):
+        return []
+    ends = [max(times.values()) for times in reached.values()]
+    return [(end - begin) / STRETCH * 1e3 for begin, end in itertools.pairwise(ends)]
+
+
+def summary(values: list[float]) -> dict[str, Any]:
+    """``step_ms``, the median of the stretches that count, or null and why it is not measured; always what was seen.
+
+    ``stretches_ms``: all values, the first of them the warm-up.
+    """
+    counted = values[1:]
+    middle = statistics.median(counted) if counted else 0.0
+    near = sum(abs(value - middle) <= AGREE * middle for value in counted)
+    why = ""
+    if len(counted) < REPEATS:
+        why = "the stream ended before every request had all its tokens"
+    elif not middle > 0:
+        why = "the clock saw no time between chunks"
+    elif near < REPEATS - 1:
+        why = f"only {near} of {REPEATS} stretches lie within {AGREE:.0%} of their median"
+    return {"step_ms": None if why else middle, "stretches_ms": values, **({"not_measured": why} if why else {})}
 
 
 def _answer(one: dict[str, Any]) -> dict[str, Any]:
@@ -232,44 +281,104 @@ def judge(answers: dict[str, list[list[dict[str, Any]]]]) -> tuple[dict[str, Any
     return found, problems
 
 
-def bounded(command: list[str], env: dict[str, str], log: IO[str], timeout: float) -> int:
-    """Run to the end or for ``timeout`` seconds; no child survives, since each holds most of a GPU's memory."""
-    process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        print(f"no end within {timeout:.0f} s: killed", file=log, flush=True)
-        return 124
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+@dataclasses.dataclass
+class Started:
+    """A variant's process. ``beside``: the variants that ran on other GPUs at some time while this one did."""
+
+    variant: str
+    out: pathlib.Path
+    process: subprocess.Popen[bytes]
+    begin: float
+    beside: set[str]
 
 
-def run(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One variant in a process of its own; its engine's log goes to a file."""
+def start(variant: str, gpu: str | None, options: argparse.Namespace) -> Started:
+    """Start one variant in a process of its own, on one GPU; its engine's log goes to a file."""
     out = options.out / variant
     out.mkdir(parents=True, exist_ok=True)
-    site = install(options.out / "site")
+    for name in ("result.json", "report.json"):
+        (out / name).unlink(missing_ok=True)
     command = [sys.executable, str(HERE / "hooked_engine.py"), "--model", str(options.model), "--out", str(out)]
-    command += ["--engine", json.dumps(options.engine)]
+    command += ["--engine", json.dumps(options.engine), "--inside"]
     command += ["--steps", *(f"{requests}x{context}" for requests, context in options.steps if variant in TIMED)]
-    begin = time.perf_counter()
+    env = environment(variant, options.out / "site", out, options.kernels)
+    if gpu is not None:
+        # Caches of compiled kernels are shared: Triton, Inductor and TileLang rename finished files into place,
+        # flashinfer and tvm-ffi hold a flock on a module while they build it. An engine that needs a module which
+        # another one builds waits for it, which takes no longer than to build it in a cache of its own. Ports need no
+        # care either: an engine binds one, of the kernel's choice, and talks over sockets of its own in /tmp.
+        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu}
     with open(out / "engine.log", "w") as log:
-        code = bounded([*command, "--inside"], environment(variant, site, out, options.kernels), log, options.timeout)
-    text = (out / "engine.log").read_text(errors="replace")
-    print(f"{variant}: exit {code} after {time.perf_counter() - begin:.0f} s", flush=True)
-    for line in text.splitlines():
-        if "pdstack-kernels" in line or "Applied" in line:
-            print("   ", line, flush=True)
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    return Started(variant, out, process, time.perf_counter(), set())
+
+
+def stop(started: Started) -> None:
+    """End a process with all its children, since each holds most of a GPU's memory."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(started.process.pid, signal.SIGKILL)
+    started.process.wait()
+
+
+def run(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Every variant's result, {} where it has none: in the order given, each on the next GPU that is free.
+
+    Each has ``options.timeout`` seconds. Whatever ends this function, no engine outlives it.
+    """
+    waiting = list(options.variants)
+    results: dict[str, dict[str, Any]] = {variant: {} for variant in waiting}
+    running: dict[str | None, Started] = {}
+    install(options.out / "site")
+    try:
+        while waiting or running:
+            for gpu in options.gpus:
+                if waiting and gpu not in running:
+                    others = list(running.values())
+                    running[gpu] = started = start(waiting.pop(0), gpu, options)
+                    for other in others:
+                        started.beside.add(other.variant)
+                        other.beside.add(started.variant)
+            time.sleep(0.1)
+            for gpu, started in list(running.items()):
+                code = ended(started, options.timeout)
+                if code is not None:
+                    del running[gpu]
+                    results[started.variant] = finish(started, code)
+    finally:
+        for started in running.values():
+            stop(started)
+    return results
+
+
+def ended(started: Started, timeout: float) -> int | None:
+    """The exit code of a process that ended, or that ran for ``timeout`` seconds and was killed; None while it runs."""
+    code = started.process.poll()
+    late = time.perf_counter() - started.begin > timeout
+    if code is None and not late:
+        return None
+    stop(started)
+    if code is None:
+        with open(started.out / "engine.log", "a") as log:
+            print(f"no end within {timeout:.0f} s: killed", file=log)
+        return 124
+    return code
+
+
+def finish(started: Started, code: int) -> dict[str, Any]:
+    """What a variant measured; its messages are printed together, however many run."""
+    text = (started.out / "engine.log").read_text(errors="replace")
+    seconds = round(time.perf_counter() - started.begin, 1)
+    lines = [f"{started.variant}: exit {code} after {seconds:.0f} s"]
+    lines += [f"    {line}" for line in text.splitlines() if "pdstack-kernels" in line or "Applied" in line]
     if code:
-        print(text[-6000:], flush=True)
+        print("\n".join([*lines, text[-6000:]]), flush=True)
         return {}
-    result: dict[str, Any] = json.loads((out / "result.json").read_text())
-    for step in result["steps"]:
-        print("   ", json.dumps(step), flush=True)
-    if (out / "report.json").exists():
-        result["report"] = json.loads((out / "report.json").read_text())
+    result: dict[str, Any] = json.loads((started.out / "result.json").read_text())
+    lines += [f"    {json.dumps(step)}" for step in result["steps"]]
+    print("\n".join(lines), flush=True)
+    result |= {"seconds": seconds, "beside": sorted(started.beside)}
+    if (started.out / "report.json").exists():
+        result["report"] = json.loads((started.out / "report.json").read_text())
     return result
 
 
@@ -285,6 +394,13 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--variants", nargs="+", choices=sorted(PLUGINS), default=["release", "hooked", "nudged"])
     parser.add_argument("--kernels", choices=["auto", "on"], default="on")
+    parser.add_argument(
+        "--gpus",
+        nargs="+",
+        default=[None],
+        help="GPUs to run variants on at the same time, as nvidia-smi counts them: name the longest variant first; "
+        "without it they run one after another on the first GPU that there is",
+    )
     parser.add_argument("--timeout", type=float, default=480, help="seconds for a variant; a cold start takes 200")
     parser.add_argument("--steps", nargs="*", type=_sizes, default=STEPS, help="REQUESTSxCONTEXT of timed steps")
     parser.add_argument("--engine", type=json.loads, default={}, help="arguments of the engine to change, as JSON")
@@ -293,8 +409,11 @@ def main() -> int:
     if options.inside:
         measure(options)
         return 0
-    results = {variant: run(variant, options) for variant in options.variants}
-    outcome: dict[str, Any] = {"steps": {name: result.get("steps") for name, result in results.items()}}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `run` ends its engines
+    results = run(options)
+    outcome: dict[str, Any] = {
+        part: {name: result.get(part) for name, result in results.items()} for part in ("steps", "seconds", "beside")
+    }
     outcome["reports"] = {name: result["report"] for name, result in results.items() if "report" in result}
     found, problems = judge({name: result["answers"] for name, result in results.items() if result})
     problems += [f"{name}: the engine did not come up or did not end" for name, result in results.items() if not result]
