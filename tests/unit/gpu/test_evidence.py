@@ -44,6 +44,7 @@ def test_steps_add_to_what_is_there_and_failures_stay_visible(evidence, monkeypa
     assert call(evidence, monkeypatch, tmp_path, "good", "page") == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["steps"]["good"]["found"] == {"said": "words"}
+    assert 0 <= results["steps"]["good"]["at"] - results["steps"]["bad"]["at"] < 60
     assert results["steps"]["bad"]["ok"] is False
     assert "the reason" in results["steps"]["bad"]["error"]
     assert "words" in (tmp_path / "logs/good-01.log").read_text()
@@ -121,10 +122,88 @@ def test_every_role_of_the_plan_is_killed_once(evidence, monkeypatch, tmp_path):
 def test_a_comparison_that_failed_keeps_what_it_measured(evidence, monkeypatch, tmp_path):
     def kernels(run):
         """Kernels."""
-        raise evidence.Failed("tokens differ", {"outcome": {"steps": [1.5]}})
+        raise evidence.Failed("tokens differ", {"outcome": {"problems": ["hooked: 0.2 nats"]}})
 
     monkeypatch.setattr(evidence, "STEPS", {"kernels": kernels, "page": evidence.page})
     assert call(evidence, monkeypatch, tmp_path, "kernels", "page") == "failed: kernels"
     step = json.loads((tmp_path / "results.json").read_text())["steps"]["kernels"]
-    assert (step["ok"], step["found"]) == (False, {"outcome": {"steps": [1.5]}})
-    assert "tokens differ" in (tmp_path / "results.md").read_text()
+    assert (step["ok"], step["found"]) == (False, {"outcome": {"problems": ["hooked: 0.2 nats"]}})
+    page = (tmp_path / "results.md").read_text()
+    assert "tokens differ" in page
+    assert "Problems: hooked: 0.2 nats." in page
+
+
+@pytest.fixture
+def h200x2():
+    """What a run on two H200s found, shortened."""
+    return json.loads((ROOT / "tests/fixtures/gpu-h200x2.json").read_text())
+
+
+def test_the_page_of_a_real_run_is_tables(evidence, h200x2):
+    page = evidence.render(h200x2)
+    for row in (
+        "| decode-0 | 4 | 16-31 | 1 | unlimited | 20000 |",
+        "| decode-0.gpu1 to prefill-0.gpu0 | cuda_ipc/cuda | 243.7 | 241.7 | 388.7 | 63% | 62% |",
+        "| prefill-0.gpu0 to decode-0.gpu1 | cuda_ipc/cuda | 260.8 | 245.7 | 388.0 | 67% | 63% |",
+        "| dense | 0.0227 | 24% | 9.0 |",
+        "| 1 x 512 | 2.98 | 2.46 | 1.2 |",
+        "| 16 x 2048 | 7.80 | not measured | - |",  # the negative time of that run
+        "| hooked against release | 417 | 0.0642 | 0.77 | 52 | 0.188 | 0 |",
+        "| all of them | | 650.4 |",
+    ):
+        assert row in page.splitlines(), row
+    assert "2 golden answers, 32 tokens" in page
+    assert "Hooks of hooked, in the decode graphs: draft_moe=0, hc_pre=150, indexer=30, sparse_mla=75." in page
+    assert "Problems: none." in page
+    assert "{" not in page
+
+
+def test_the_page_of_an_engine_that_has_no_result_and_of_one_whose_steps_differ(evidence, h200x2):
+    outcome = h200x2["steps"]["kernels"]["found"]["outcome"]
+    outcome["steps"] = {
+        "release": None,
+        "hooked": [
+            {"requests": 1, "context": 512, "step_ms": None, "stretches_ms": [9, 1, 2, 3, 4], "not_measured": "no"},
+            {"requests": 64, "context": 512, "step_ms": 2.0, "stretches_ms": [9, 2, 2.1, 1.9, 2]},
+        ],
+    }
+    outcome |= {"seconds": {"release": None, "hooked": 99.5}, "beside": {"release": None, "hooked": ["release"]}}
+    outcome["problems"] = ["release: the engine did not come up or did not end"]
+    page = evidence.render(h200x2).splitlines()
+    assert "| 1 x 512 | not measured (1.00, 2.00, 3.00, 4.00) | - |" in page
+    assert "| 64 x 512 | 2.00 (1.90 to 2.10) | - |" in page
+    assert "Engine release: no result." in page
+    assert "Engine hooked: 99.5 s, beside release." in page
+    assert "Problems: release: the engine did not come up or did not end." in page
+
+
+def test_a_transfer_without_a_measured_copy_has_no_share(evidence, h200x2):
+    h200x2["facts"]["runner"]["p2p"] = None
+    row = "| decode-0.gpu1 to prefill-0.gpu0 | cuda_ipc/cuda | 243.7 | 241.7 | - | - | - |"
+    assert row in evidence.render(h200x2).splitlines()
+
+
+def test_the_time_of_a_run_is_from_its_first_step_to_its_last(evidence):
+    steps = {"machine": {"ok": True, "at": 100.0, "seconds": 7.0}, "again": {"ok": True, "at": 150.0, "seconds": 20.0}}
+    assert "with what ran between them: 70 s." in evidence.render({"steps": steps})
+    del steps["again"]["at"]  # a run of an earlier version
+    assert "between them" not in evidence.render({"steps": steps})
+
+
+@pytest.mark.parametrize(("count", "words"), [(1, []), (2, ["--gpus", "0", "1"])])
+def test_the_engines_run_side_by_side_where_there_are_gpus_for_it(evidence, monkeypatch, tmp_path, count, words):
+    run = evidence.Run(tmp_path, tmp_path)
+    run.results["cards"] = {"runner": [{**CARD, "index": str(i)} for i in range(count)]}
+    called = []
+
+    def command(argv, **_options):
+        if "hooked_engine.py" in str(argv[1]):
+            called.extend(argv[argv.index("--out") + 2 :])
+            (tmp_path / "kernels").mkdir()
+            (tmp_path / "kernels/outcome.json").write_text("{}")
+        return '{"_meta": {"hostvars": {"runner": {"ansible_connection": "local"}}}}', 1.0
+
+    monkeypatch.setattr(run, "command", command)
+    monkeypatch.setattr(run, "hosts", lambda argv: {})
+    assert evidence.kernels(run) == {"seconds": 1.0, "outcome": {}}
+    assert called == words
