@@ -7,10 +7,9 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from .facts import Gpu, HostFacts
 from .intent import Host, Intent, is_bindable
-from .plan_types import Plan
+from .plan_types import STATE_DIR, Plan
 from .refusal import Refusal
 
-DATA_DIR = "/var/lib/pdstack"
 ENGINE_PROCESS = "sglang"  # what the engine calls its processes; one of another deployment holds a port too
 _DRIVER_REMEDY = {
     "absent": "install driver 580 or newer with the open kernel modules, then run again",
@@ -215,7 +214,7 @@ def _memory(intent: Intent, host: Host, facts: HostFacts) -> List[Refusal]:
 def _disk(intent: Intent, host: Host, facts: HostFacts) -> List[Refusal]:
     """A disk smaller than the checkpoint can never hold it; free space is the checkpoint role's check."""
     size = intent.size_bytes
-    holding = [disk for disk in facts.disks if (DATA_DIR + "/").startswith(disk.path.rstrip("/") + "/")]
+    holding = [disk for disk in facts.disks if (STATE_DIR + "/").startswith(disk.path.rstrip("/") + "/")]
     if size is None or not holding:
         return []
     disk = max(holding, key=lambda item: len(item.path))
@@ -226,7 +225,7 @@ def _disk(intent: Intent, host: Host, facts: HostFacts) -> List[Refusal]:
             host.name,
             f"{disk.path} on a disk of {disk.total_bytes / 1e9:.0f} GB",
             f"{size / 1e9:.0f} GB for the checkpoint of {intent.model.repo}",
-            f"mount a larger disk at {DATA_DIR}",
+            f"mount a larger disk at {STATE_DIR}",
         )
     ]
 

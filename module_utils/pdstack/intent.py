@@ -79,6 +79,8 @@ def parse(
     names = sorted(set(gpu_names) | set(router_names), key=natural_key)
     if known_role_variables is not None:
         _unknown_names(hosts, names, set(known_role_variables), tuple(role_prefixes), errors)
+    for name in names:
+        errors += rules.roles_agree(name, hosts.get(name, {}))
     shared = _shared(hosts, names, set(gpu_names), errors)
     settings = options.read(Settings, shared, "pd", errors) if names else None
     errors[:] = [_with_prefix(item) for item in errors]

@@ -10,8 +10,9 @@ from .intent import Host
 from .placement import HostView, Spot
 
 SCHEMA = 1
-MODELS_DIR = "/var/lib/pdstack/models"
-JIT_DIR = "/var/lib/pdstack/jit"
+STATE_DIR = "/var/lib/pdstack"
+MODELS_DIR = f"{STATE_DIR}/models"
+JIT_DIR = f"{STATE_DIR}/jit"
 
 
 @dataclass(frozen=True)

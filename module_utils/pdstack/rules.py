@@ -4,11 +4,46 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Any, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from . import engine_options, flags, options
 from .refusal import Refusal
 from .settings import Security, Settings
+
+
+# Variables of roles that say what the plan, the units and the other roles say, too: a role by itself may have another
+# value, a deployment may not. The places are those of plan_types, which imports what imports this module.
+PLACES: Dict[str, str] = {
+    "checkpoint_root": "/var/lib/pdstack/models",
+    "gpu_host_state_dir": "/var/lib/pdstack",
+    "pd_service_state_dir": "/var/lib/pdstack",
+    "sglang_runtime_caches": "/var/lib/pdstack/jit",
+    "sglang_runtime_root": "/opt/pdstack",
+    "cuda_toolkit_link": "/opt/pdstack/cuda",
+}
+USERS = ("gpu_host_user", "pd_service_user", "sglang_runtime_user")
+USER = "pdstack"  # the default of each
+
+
+def roles_agree(host: str, variables: Mapping[str, Any]) -> List[Refusal]:
+    """Refuse values of a host's role variables with which one role would put what the others do not find."""
+    found = [
+        Refusal(
+            f"{name} on {host}",
+            str(variables[name]),
+            f"{place}, the place that the plan, the units and the other roles go by",
+            f"remove it, and mount the larger disk there: at {place}",
+        )
+        for name, place in PLACES.items()
+        if name in variables and str(variables[name]).rstrip("/") != place
+    ]
+    users = {name: str(variables.get(name, USER)) for name in USERS}
+    if len(set(users.values())) > 1:
+        words = ", ".join(f"{name}: {user}" for name, user in users.items())
+        found.append(
+            Refusal(f"{USERS[0]} on {host}", words, "one user, whose files the others use", "give all three one name")
+        )
+    return found
 
 
 def broken(settings: Settings, release: Optional[flags.Release]) -> List[Refusal]:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given, strategies as st
-from pdstack import flags, intent, options, refusal, settings
+from pdstack import flags, intent, inventory, options, plan_types, refusal, rules, settings
 from unit.plan import inventories as inv
 
-ROLE_SPECS = sorted((pathlib.Path(__file__).parents[3] / "roles").glob("*/meta/argument_specs.yml"))
+ROLES = pathlib.Path(__file__).parents[3] / "roles"
+ROLE_SPECS = sorted(ROLES.glob("*/meta/argument_specs.yml"))
 
 
 def refused(**changes: Any) -> list[refusal.Refusal]:
@@ -218,7 +219,9 @@ def test_a_switch_given_on_the_command_line_is_a_string() -> None:
 def test_role_variables_are_known_and_their_misspellings_are_not() -> None:
     groups = {"gpu_hosts": ["gpu1"], "router_hosts": ["gpu1"]}
     roles, prefixes = ["checkpoint_root", "pd_service_ready_timeout"], ["checkpoint_"]
-    fine = inv.variables(checkpoint_root="/x", pd_service_ready_timeout=3, other_root="/y", ansible_port=22)
+    fine = inv.variables(
+        checkpoint_root="/var/lib/pdstack/models", pd_service_ready_timeout=3, other_root="/y", ansible_port=22
+    )
     intent.parse({"gpu1": fine}, groups, roles, prefixes)
     wrong = inv.variables(checkpoint_rot="/x", pd_service_redy_timeout=3)
     with pytest.raises(refusal.IntentError) as error:
@@ -227,6 +230,44 @@ def test_role_variables_are_known_and_their_misspellings_are_not() -> None:
         ("checkpoint_rot", "did you mean 'checkpoint_root'?"),
         ("pd_service_redy_timeout", "did you mean 'pd_service_ready_timeout'?"),
     ]
+
+
+def read_with(**changes: Any) -> intent.Intent:
+    """Return the intent of an inventory of two hosts, the second of which has these role variables."""
+    hosts = {"gpu1": inv.variables(), "gpu2": inv.variables(**changes)}
+    hosts = {name: {**found, "ansible_host": f"10.0.0.{i}"} for i, (name, found) in enumerate(hosts.items(), 1)}
+    groups = {"gpu_hosts": ["gpu1", "gpu2"], "router_hosts": ["gpu1"]}
+    return intent.parse(hosts, groups, [*rules.PLACES, *rules.USERS], inventory.ROLE_PREFIXES)
+
+
+@pytest.mark.parametrize("name", sorted(rules.PLACES))
+def test_a_place_that_the_others_do_not_go_by_is_refused(name: str) -> None:
+    assert read_with(**{name: rules.PLACES[name] + "/"})
+    with pytest.raises(refusal.IntentError) as error:
+        read_with(**{name: "/data"})
+    refused = only(error.value.refusals)
+    assert (refused.subject, refused.found) == (f"{name} on gpu2", "/data")
+    assert rules.PLACES[name] in refused.needed and rules.PLACES[name] in refused.remedy
+
+
+@pytest.mark.parametrize("name", rules.USERS)
+def test_one_user_has_one_name(name: str) -> None:
+    assert read_with(**dict.fromkeys(rules.USERS, "llm"))
+    with pytest.raises(refusal.IntentError) as error:
+        read_with(**{name: "llm"})
+    assert f"{name}: llm" in only(error.value.refusals).found
+
+
+def test_places_and_user_are_those_of_the_plan_and_of_the_roles() -> None:
+    assert (rules.PLACES["checkpoint_root"], rules.PLACES["sglang_runtime_caches"]) == (
+        plan_types.MODELS_DIR,
+        plan_types.JIT_DIR,
+    )
+    defaults: dict[str, Any] = {}
+    for path in ROLES.glob("*/defaults/main.yml"):
+        defaults |= yaml.safe_load(path.read_text()) or {}
+    wanted = {**rules.PLACES, **dict.fromkeys(rules.USERS, rules.USER)}
+    assert {name: defaults[name] for name in wanted} == wanted
 
 
 def test_hosts_are_sorted_as_people_count() -> None:
