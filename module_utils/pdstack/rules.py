@@ -10,7 +10,6 @@ from . import engine_options, flags, options
 from .refusal import Refusal
 from .settings import Security, Settings
 
-
 # Variables of roles that say what the plan, the units and the other roles say, too: a role by itself may have another
 # value, a deployment may not. The places are those of plan_types, which imports what imports this module.
 PLACES: Dict[str, str] = {

@@ -247,7 +247,8 @@ def test_a_place_that_the_others_do_not_go_by_is_refused(name: str) -> None:
         read_with(**{name: "/data"})
     refused = only(error.value.refusals)
     assert (refused.subject, refused.found) == (f"{name} on gpu2", "/data")
-    assert rules.PLACES[name] in refused.needed and rules.PLACES[name] in refused.remedy
+    assert rules.PLACES[name] in refused.needed
+    assert rules.PLACES[name] in refused.remedy
 
 
 @pytest.mark.parametrize("name", rules.USERS)
