@@ -25,10 +25,16 @@ from ansible.module_utils.pdstack import (
 
 
 def facts_of(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the facts document of each host, from what playbooks/tasks/plan.yml has registered."""
+    """Return the facts document of each host, from what playbooks/tasks/plan.yml and probe.yml have registered.
+
+    What probe.yml has measured counts before the last measurement, which pd_gpu holds.
+    """
     found = {}
     for host in hosts:
         parts = [dict(hostvars[host][name]["facts"], host=host) for name in ("pd_gpu", "pd_host")]
+        measured = hostvars[host].get("pd_fabric", {}).get("facts")
+        if measured and measured["p2p"]["measured_at"]:
+            parts.append(dict(measured, host=host))
         found[host] = codec.dump(facts.merge(parts))
     return found
 

@@ -90,6 +90,12 @@ baseline:
   description: What to keep of a measurement for later comparison, V(null) where none succeeded with right data.
   returned: always
   type: dict
+kept:
+  description:
+    - What to keep of a measurement for M(pd_gpu_info), so that plans and profiles go by it, good or bad. V(null) where
+      none was begun.
+  returned: always
+  type: dict
 """
 
 from datetime import datetime, timezone
@@ -127,12 +133,13 @@ def main() -> None:
     if given["measure"]:
         when = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         facts = probe.with_measurement(facts, request, given["force"], given["measure_timeout"], when, before)
-    keep = p2p.baseline(facts)
+    keep, last = p2p.baseline(facts), p2p.kept(facts)
     module.exit_json(
         changed=False,
         facts=probe.partial(facts, "fabric"),
         gpus=[gpu.pci for gpu in facts.gpus],
         baseline=None if keep is None else codec.dump(keep),
+        kept=None if last is None else codec.dump(last),
     )
 
 

@@ -31,6 +31,13 @@ options:
       - Folder that holds C(libcuda.so.1) and C(libnvidia-ml.so.1), or one of the two files.
       - Empty means the system's own. A given one is reported as simulated.
     type: path
+  measured:
+    description:
+      - File on the host with the last measurement of P2P (C(kept) of M(pd_fabric_info)), which
+        C(playbooks/probe.yml) writes.
+      - Its figures are among the facts while GPUs, driver, IOMMU and bridges are the same.
+    type: path
+    default: /var/lib/pdstack/baseline/p2p-last.json
   timeout:
     description:
       - Seconds for each driver library, after which it is reported as wedged.
@@ -84,7 +91,7 @@ facts:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import codec, probe
+from ansible.module_utils.pdstack import codec, p2p, probe
 
 
 def main() -> None:
@@ -93,6 +100,7 @@ def main() -> None:
             "fabric": {"type": "bool", "default": True},
             "sysfs_root": {"type": "path", "default": "/"},
             "driver_library": {"type": "path"},
+            "measured": {"type": "path", "default": "/var/lib/pdstack/baseline/p2p-last.json"},
             "timeout": {"type": "float", "default": 60.0},
         },
         supports_check_mode=True,
@@ -108,6 +116,8 @@ def main() -> None:
         module.fail_json(msg=f"timeout: found {request.timeout:g}, needed a positive number of seconds.")
     try:
         facts = probe.probe(request)
+        if request.fabric:
+            facts = p2p.recalled(facts, p2p.read_kept(given["measured"]))
     except (codec.CodecError, ValueError) as error:
         module.fail_json(msg=f"{probe.SIMULATED_ANSWERS} or a file below {request.root} cannot be read: {error}")
     groups = ("gpu", "fabric") if request.fabric else ("gpu",)

@@ -1,8 +1,8 @@
 """The facts document: what a probe found on one host. Numbers and codes, no judgement.
 
-``HostFacts`` is filled by ``pd_gpu_info`` (system, NUMA, GPUs, driver, PCIe), ``pd_fabric_info``
-(P2P, NVLink, fabric steps) and ``pd_host_info`` (ports, disks), and read by the planner, the
-report, drift and the support bundle. Every field that a machine may be unable to answer is
+``HostFacts`` is filled by ``pd_gpu_info`` (all but what follows, the last measurement of P2P included),
+``pd_fabric_info`` (P2P and fabric, in probe.yml: what it has just measured) and ``pd_host_info`` (ports, disks),
+and read by the planner, the report, drift and the support bundle. Every field that a machine may be unable to answer is
 Optional, and None means "not known", never "no" and never node 0.
 """
 

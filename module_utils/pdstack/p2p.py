@@ -59,6 +59,17 @@ class Baseline:
     concurrent_gb_s: Optional[float] = None
 
 
+@dataclass(frozen=True)
+class Kept:
+    """The last measurement of a host, kept there as JSON: what plan and profile know of it, and for what it holds."""
+
+    gpus: List[str]  # PCI addresses
+    driver: Optional[str]
+    iommu_translating: Optional[bool]
+    acs_redirect: List[str]
+    p2p: P2p
+
+
 def refusal(facts: HostFacts, force: bool) -> str:
     """Return why this host must not be measured now, with the way out; "" when it may be.
 
@@ -185,6 +196,59 @@ def read_baseline(path: str) -> Optional[Baseline]:
             f"{path}: found a file that is no baseline ({error}), needed one that pd_fabric_info returned. "
             "Remove it and measure again."
         ) from error
+
+
+def kept(facts: HostFacts) -> Optional[Kept]:
+    """Return what to keep of a measurement, good or bad; None where none was begun.
+
+    One that an error ended proves nothing, whatever had been copied by then.
+    """
+    measured = facts.p2p
+    if measured.measured_at is None:
+        return None
+    if measured.note and measured.data_ok:
+        measured = replace(measured, data_ok=None)
+    return Kept(*_circumstances(facts), measured)
+
+
+def read_kept(path: str) -> Optional[Kept]:
+    """Return what is kept at ``path``; None where nothing is, or what is damaged, which the next measurement mends."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return codec.load(Kept, json.load(stream))
+    except (OSError, ValueError):
+        return None
+
+
+def recalled(facts: HostFacts, before: Optional[Kept]) -> HostFacts:
+    """Return the facts with the figures of an earlier measurement, while what it holds for is the same."""
+    if before is None or _circumstances(facts) != (
+        before.gpus,
+        before.driver,
+        before.iommu_translating,
+        before.acs_redirect,
+    ):
+        return facts
+    then = before.p2p
+    return replace(
+        facts,
+        p2p=replace(
+            facts.p2p,
+            measured_gb_s=then.measured_gb_s,
+            concurrent_gb_s=then.concurrent_gb_s,
+            concurrent_total_gb_s=then.concurrent_total_gb_s,
+            concurrent_sets=then.concurrent_sets,
+            data_ok=then.data_ok,
+            measured_at=then.measured_at,
+            note=then.note,
+        ),
+    )
+
+
+def _circumstances(facts: HostFacts) -> Tuple[List[str], Optional[str], Optional[bool], List[str]]:
+    """Return what a measurement holds for: with another kernel option or BIOS setting it has to be made again."""
+    system, driver = facts.system, facts.driver.loaded_version
+    return [gpu.pci for gpu in facts.gpus], driver, system.iommu_translating, system.acs_redirect
 
 
 def between(before: Optional[Baseline], gpus: List[str]) -> Optional[float]:

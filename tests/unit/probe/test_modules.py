@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 from hosts import build, catalogue
-from pdstack import codec, facts, p2p
+from pdstack import codec, facts, p2p, trace_cli
 
 BIN = pathlib.Path(sys.executable).parent
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -151,10 +151,58 @@ def test_what_the_probe_measured_is_what_the_transport_is_held_against(ansible, 
     assert "beside a plain copy's 50.0" in words
 
 
-def test_a_deployment_reads_the_file_that_the_probe_keeps():
-    play = yaml.safe_load((ROOT / "playbooks/probe.yml").read_text())[0]
-    documented = yaml.safe_load((ROOT / "library/pd_nixl_check.py").read_text().split('r"""')[1].split('"""')[0])
-    assert documented["options"]["baseline"]["default"] == play["vars"]["__probe_baseline"]
+def test_what_the_probe_measured_is_what_plans_and_profiles_go_by(ansible, local, tmp_path):
+    """From the measurement to the refusal by the same steps as the playbooks."""
+    last = tmp_path / "p2p-last.json"
+    model = {"repo": "a/small", "revision": "0123456789" * 4, "size_bytes": 10**9, "heads": 8}
+    shapes = {"prefill": {"tp": 1}, "decode": {"tp": 1}}
+    host = local("h200-vm-2", ansible_host="192.0.2.1", pd_model=model, pd_topology=shapes)
+    config = "{{ pd_driver_library }}/fake_driver.conf"
+    of_host = "(['gpu1'] | pd_facts_of(hostvars))"
+
+    def look(name):
+        told = f"{{{{ {{'said': planned.msg, 'facts': {of_host}.gpu1}} | to_json }}}}"
+        return [
+            {"pd_gpu_info": {"measured": str(last), **FROM}, "register": "pd_gpu"},
+            {"pd_plan": {"facts": f"{{{{ {of_host} }}}}"}, "register": "planned", "failed_when": False},
+            {"ansible.builtin.copy": {"content": told, "dest": str(tmp_path / name)}},
+        ]
+
+    def measure(corrupt, name):
+        return [
+            {"ansible.builtin.lineinfile": {"path": config, "line": f"corrupt 0 1 {corrupt}", "regexp": "^corrupt"}},
+            {"pd_fabric_info": {"measure": True, **FROM}, "register": name},
+            {"ansible.builtin.copy": {"content": f"{{{{ {name}.kept | to_nice_json }}}}", "dest": str(last)}},
+        ]
+
+    tasks = [{"pd_host_info": {}, "register": "pd_host"}]
+    tasks += look("before") + measure(1, "wrong") + look("wrong") + measure(0, "right") + look("right")
+    tasks += [{"ansible.builtin.set_fact": {"pd_fabric": "{{ wrong }}"}}, *look("the run that measures")]
+    groups = {name: {"hosts": {"gpu1": host}} for name in ("gpu_hosts", "router_hosts")}
+    done = ansible(groups, tasks)
+    assert done.returncode == 0, done.stdout
+    names = ("before", "wrong", "right", "the run that measures")
+    found = {name: json.loads((tmp_path / name).read_text()) for name in names}
+    assert {name: "arrived with other bytes" in item["said"] for name, item in found.items()} == dict(
+        zip(names, (False, True, False, True))
+    )
+    assert "decode-0" in found["before"]["said"]
+    assert "decode-0" in found["right"]["said"]
+    assert [item["facts"]["p2p"]["data_ok"] for item in found.values()] == [None, False, True, False]
+    path = tmp_path / "facts.json"  # as profile.yml writes it beside its traces
+    path.write_text(json.dumps(found["right"]["facts"]))
+    assert trace_cli.link_of(str(path)) == pytest.approx(50, rel=0.01)
+
+
+def test_a_deployment_reads_the_files_that_the_probe_keeps():
+    kept = yaml.safe_load((ROOT / "playbooks/probe.yml").read_text())[0]["vars"]
+
+    def default(module, option):
+        text = (ROOT / f"library/{module}.py").read_text().split('r"""')[1].split('"""')[0]
+        return yaml.safe_load(text)["options"][option]["default"]
+
+    assert default("pd_nixl_check", "baseline") == kept["__probe_baseline"]
+    assert default("pd_gpu_info", "measured") == kept["__probe_last"]
 
 
 @pytest.mark.parametrize(

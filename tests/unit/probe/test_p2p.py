@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from hosts.calls import outstanding
-from pdstack import codec, facts, p2p, probe
+from pdstack import codec, facts, hostchecks, intent, p2p, probe
 
 WHEN = "2026-11-30T12:00:00Z"
 MIB = 1 << 20
@@ -159,3 +159,39 @@ def test_the_bandwidth_between_two_gpus_is_found_by_their_addresses(tmp_path):
     path.write_text(json.dumps(codec.dump(p2p.Baseline(["b", "a"], "2026", None, [[None, 12.5]]))))
     with pytest.raises(ValueError, match=r"p2p\.json: found .* matrix of another size.* measure again"):
         p2p.read_baseline(str(path))
+
+
+def test_what_is_kept_holds_while_nothing_below_has_changed(simulated, tmp_path):
+    request, _ = simulated("h200-vm-2")
+    looked, path = probe.probe(request), tmp_path / "p2p-last.json"
+    assert p2p.kept(looked) is None
+    measured = run(request)
+    path.write_text(json.dumps(codec.dump(p2p.kept(measured))))
+    later = p2p.recalled(looked, p2p.read_kept(str(path)))
+    assert later.p2p == measured.p2p
+    other = replace(looked, system=replace(looked.system, iommu_translating=True))
+    assert p2p.recalled(other, p2p.read_kept(str(path))) == other
+    path.write_text("{")
+    assert p2p.recalled(looked, p2p.read_kept(str(path))) == looked
+
+
+def test_a_measurement_that_broke_off_proves_nothing_and_a_wrong_byte_stays_wrong(simulated):
+    request, _ = simulated("h200-vm-2", "rc.cuMemcpyPeerAsync 1 0 719")
+    found = run(request)
+    assert found.p2p.data_ok is True
+    assert p2p.kept(found).p2p.data_ok is None
+    request, _ = simulated("rtx-pro-6000-8", "corrupt 2 5 1")
+    assert p2p.kept(run(request)).p2p.data_ok is False
+
+
+def test_proven_copies_lift_the_refusal_over_iommu_and_acs(simulated):
+    request, _ = simulated("acs-translating")
+    looked = probe.probe(request)
+    host = intent.Host("gpu1", "192.0.2.1")
+    assert hostchecks._iommu(host, looked)[0] != []
+    measured = replace(
+        looked, p2p=p2p.measured(looked, request.folder, True, 60, WHEN, size=MIB, repeats=1)
+    )  # pd_probe_force
+    refused, notes = hostchecks._iommu(host, p2p.recalled(looked, p2p.kept(measured)))
+    assert refused == []
+    assert "ACS redirect" in notes[0]
