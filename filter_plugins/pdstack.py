@@ -68,9 +68,10 @@ def table(plan: Mapping[str, Any], readiness: Iterable[Mapping[str, Any]]) -> st
     return report.plan_table(codec.load(plan_types.Plan, plan), states)
 
 
-def nixl_pairs(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
-    """Return the transfers that prove the transport of a host, as pd_nixl_check takes them."""
-    found: List[Dict[str, Any]] = codec.dump(nixl.pairs(plan, host))
+def nixl_pairs(plan: Mapping[str, Any], host: str, document: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """Return the transfers that prove the transport of a host, as pd_nixl_check takes them; from its GPUs' facts."""
+    gpus = facts.merge([inventory.builtin(document)]).gpus
+    found: List[Dict[str, Any]] = codec.dump(nixl.pairs(plan, host, gpus))
     return found
 
 

@@ -14,7 +14,8 @@ description:
     the host's, or two GPUs'.
   - A lane that UCX names in no known form is C(unknown), its words are kept, and between GPUs that is a warning.
   - Refuses a pair whose data lane is a forbidden one, or which is below 80 % of the speed of the plain copy between
-    its GPUs that the probe measured (O(baseline)), 0.1 ms a block allowed.
+    its GPUs that the probe measured (O(baseline)), 0.1 ms a block allowed. Where something else used the GPUs, low
+    bandwidth is a warning.
   - Asks again only for another release, pair or script; the answer is kept on the host.
 version_added: "0.1.0"
 options:
@@ -45,6 +46,10 @@ options:
         type: list
         elements: str
         default: []
+      busy:
+        description: What else uses the GPUs. Low bandwidth beside it is a warning and no refusal.
+        type: str
+        default: ""
   python:
     description: The release's interpreter.
     type: path
@@ -121,6 +126,7 @@ PAIR = {
     "memory": {"type": "str", "choices": ["DRAM", "VRAM"], "required": True},
     "sides": {"type": "list", "elements": "dict", "required": True},
     "gpus": {"type": "list", "elements": "str", "default": []},
+    "busy": {"type": "str", "default": ""},
 }
 
 

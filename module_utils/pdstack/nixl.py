@@ -26,6 +26,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from . import p2p
+from .facts import Gpu
 from .refusal import Refusal, Refused
 from .runner import Runner
 
@@ -74,6 +76,7 @@ class Pair:
     memory: str  # DRAM | VRAM
     sides: List[Side]
     gpus: List[str] = field(default_factory=list)  # PCI addresses of the sides' GPUs, none for host memory
+    busy: str = ""  # what else uses these GPUs, in words
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Result:
     lanes: List[Lane] = field(default_factory=list)
     words: List[str] = field(default_factory=list)  # the writer's last words of UCX, where its lane is unknown
     versions: Dict[str, str] = field(default_factory=dict)
+    busy: str = ""  # what else used the GPUs meanwhile: bandwidth then says little
 
 
 _ROW = re.compile(r"(?:\[[^\]]*\]\s*)*\|(?P<cells>.*)\|\s*$")  # behind UCX's prefixes of time and process
@@ -144,12 +148,14 @@ def complaints(text: str) -> List[str]:
     return list(found)
 
 
-def pairs(plan: Mapping[str, Any], host: str) -> List[Pair]:
+def pairs(plan: Mapping[str, Any], host: str, found_gpus: Sequence[Gpu] = ()) -> List[Pair]:
     """Return the transfers that prove a host's part of the plan.
 
     With GPUs: rank by rank between the prefill and the decode instance of each set that has both here. Where the other
-    side is on another host, between two GPUs of the instance itself.
+    side is on another host, between two GPUs of the instance itself. ``found_gpus`` are the facts' GPUs, which tell
+    whether one is in use.
     """
+    uses = {gpu.pci: p2p.in_use(gpu) for gpu in found_gpus}
     here = [item for item in plan["instances"] if item["host"] == host and item["role"] in ("prefill", "decode")]
     sets: Dict[str, Dict[str, Any]] = {}
     for item in here:
@@ -162,9 +168,9 @@ def pairs(plan: Mapping[str, Any], host: str) -> List[Pair]:
             found.append(Pair("DRAM", [_side(both[0], 0, "a"), _side(both[1], 0, "b")]))
         elif len(members) == 2:
             ranks = range(min(len(both[0]["gpus"]), len(both[1]["gpus"])))
-            found += [_on_gpus(both, rank, rank) for rank in ranks]
+            found += [_on_gpus(both, rank, rank, uses) for rank in ranks]
         else:
-            found.append(_on_gpus(both, 0, len(alone["gpus"]) - 1))
+            found.append(_on_gpus(both, 0, len(alone["gpus"]) - 1, uses))
     return found
 
 
@@ -174,12 +180,13 @@ def _side(instance: Mapping[str, Any], device: int, word: str) -> Side:
     return Side(f"{instance['name']}.{word}", {**instance["env"], "CUDA_CACHE_DISABLE": "1"}, device)
 
 
-def _on_gpus(both: Sequence[Mapping[str, Any]], first: int, second: int) -> Pair:
+def _on_gpus(both: Sequence[Mapping[str, Any]], first: int, second: int, uses: Mapping[str, str]) -> Pair:
     gpus = [both[0]["gpus"][first], both[1]["gpus"][second]]
     sides = [_side(item, rank, f"gpu{gpu['position']}") for item, rank, gpu in zip(both, (first, second), gpus)]
     if sides[0].name == sides[1].name:  # one GPU for both processes
         sides[1] = Side(sides[1].name + "b", sides[1].environment, second)
-    return Pair("VRAM", sides, [gpu["pci"] for gpu in gpus])
+    addresses = [gpu["pci"] for gpu in gpus]
+    return Pair("VRAM", sides, addresses, next((uses[pci] for pci in addresses if uses.get(pci)), ""))
 
 
 def measure(script: str, python: str, pair: Pair, size: int, repetitions: int, runner: Runner) -> Result:
@@ -218,6 +225,7 @@ def measure(script: str, python: str, pair: Pair, size: int, repetitions: int, r
         lanes=there,
         words=[] if there else answer["ucx"].get(names[0], "").splitlines()[-KEPT_LINES:] or ["UCX said nothing"],
         versions=answer["versions"],
+        busy=pair.busy,
     )
 
 
@@ -253,43 +261,53 @@ def check_lane(lane: str, forbidden: Sequence[str]) -> List[Refusal]:
     ]
 
 
-def warnings(result: Result, p2p: Optional[float]) -> List[str]:
-    """Say where a transfer between GPUs is proven less than it could be: its lane, or the bandwidth to hold it against.
+def warnings(result: Result, copied: Optional[float]) -> List[str]:
+    """Say where a transfer between GPUs is proven less than it could be: its lane, or its bandwidth.
 
-    An unknown lane is no refusal by itself: the bandwidth rule stands, and the bytes arrived. ``p2p`` as check_result.
+    An unknown lane is no refusal by itself: the bandwidth rule stands, and the bytes arrived. Nor is a low bandwidth
+    beside something else that used the GPUs. ``copied`` as check_result.
     """
-    if result.memory != "VRAM" or result.lane != UNKNOWN:
+    if result.memory != "VRAM":
         return []
-    rule = "" if p2p else "; nor is its bandwidth held against P2P: playbooks/probe.yml -e pd_probe_measure=true"
-    best = result.directions[" to ".join(result.sides)]["best"]
-    return [
-        f"NIXL {' to '.join(result.sides)}: {best / 1e9:.1f} GB/s over a lane that UCX did not name in a known form"
-        f"{rule}. Its last words: {' / '.join(line.strip() for line in result.words[-3:])}"
-    ]
+    found, best = [], result.directions[" to ".join(result.sides)]["best"]
+    subject = f"NIXL {' to '.join(result.sides)}: {best / 1e9:.1f} GB/s"
+    if result.busy and copied and best < needed(result.bytes, copied):
+        found.append(
+            f"{subject} where {needed(result.bytes, copied) / 1e9:.1f} are needed, but {result.busy} while it was "
+            "measured. To know, remove /var/lib/pdstack/nixl and deploy again with pd.target stopped"
+        )
+    if result.lane == UNKNOWN:
+        rule = "" if copied else "; nor is its bandwidth held against P2P: playbooks/probe.yml -e pd_probe_measure=true"
+        found.append(
+            f"{subject} over a lane that UCX did not name in a known form"
+            f"{rule}. Its last words: {' / '.join(line.strip() for line in result.words[-3:])}"
+        )
+    return found
 
 
-def needed(moved: int, p2p: float) -> float:
+def needed(moved: int, copied: float) -> float:
     """Return the bandwidth (bytes/s) that NIXL must reach between two GPUs with a transfer of ``moved`` bytes.
 
-    ``p2p`` is what a plain copy between them reached (bytes/s). Staging through the host costs several times that.
+    ``copied`` is what a plain copy between them reached (bytes/s). Staging through the host costs several times that.
     """
-    return SHARE * moved / (moved / p2p + IN_FLIGHT["VRAM"] * BLOCK_S)
+    return SHARE * moved / (moved / copied + IN_FLIGHT["VRAM"] * BLOCK_S)
 
 
-def check_result(result: Result, p2p: Optional[float], forbidden: Sequence[str]) -> List[Refusal]:
+def check_result(result: Result, copied: Optional[float], forbidden: Sequence[str]) -> List[Refusal]:
     """Refuse a result over a forbidden lane, or too slow beside a plain copy between the GPUs.
 
-    ``p2p`` is the bandwidth of that copy (bytes/s) from the first side's GPU to the second's; None where none was
-    measured. Judged is the direction in which the engine writes, from the first side to the second.
+    ``copied`` is the bandwidth of that copy (bytes/s) from the first side's GPU to the second's; None where none was
+    measured. Judged is the direction in which the engine writes, from the first side to the second, and only where
+    nothing else used the GPUs: a deployment to a host that serves must not fail because it serves.
     """
     problems = check_lane(result.lane, forbidden)
     best = result.directions[" to ".join(result.sides)]["best"]
-    if p2p and best < needed(result.bytes, p2p):
+    if copied and not result.busy and best < needed(result.bytes, copied):
         problems.append(
             Refusal(
                 f"NIXL bandwidth {' to '.join(result.sides)}",
                 f"{best / 1e9:.1f} GB/s over {result.lane if result.lane != UNKNOWN else 'an unknown lane'}",
-                f"{needed(result.bytes, p2p) / 1e9:.1f} GB/s, beside a plain copy's {p2p / 1e9:.1f}",
+                f"{needed(result.bytes, copied) / 1e9:.1f} GB/s, beside a plain copy's {copied / 1e9:.1f}",
                 "UCX stages through the host, or rates cuda_ipc too low (before UCX 1.23 on RTX PRO 6000, ucx#11865): "
                 "UCX_CUDA_IPC_BW or UCX_TLS in pd_engine.extra_env, or measure again on idle GPUs",
             )

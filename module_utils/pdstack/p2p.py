@@ -82,12 +82,9 @@ def refusal(facts: HostFacts, force: bool) -> str:
     if len(usable) < 2:
         return f"not measured: {len(usable)} usable GPU, a pair is needed"
     for gpu in usable:
-        if gpu.processes:
-            user = f"{gpu.processes[0].command or 'process'} (pid {gpu.processes[0].pid})"
-            return f"not measured: GPU {gpu.pci} is in use by {user}; stop it first"
-        if (gpu.memory_used_bytes or 0) > IDLE_BYTES:
-            used = (gpu.memory_used_bytes or 0) >> 20
-            return f"not measured: GPU {gpu.pci} has {used} MiB in use; it must be idle"
+        busy = in_use(gpu)
+        if busy:
+            return f"not measured: {busy}; it must be idle, so stop what uses it first"
     if facts.system.iommu_translating and facts.system.acs_redirect and not force:
         bridges = ", ".join(facts.system.acs_redirect)
         return (
@@ -95,6 +92,14 @@ def refusal(facts: HostFacts, force: bool) -> str:
             "hang the machine or corrupt data there. Boot with iommu=pt or turn ACS off in the firmware, or force it"
         )
     return ""
+
+
+def in_use(gpu: Gpu) -> str:
+    """Return what uses a GPU, in words; "" for an idle one."""
+    if gpu.processes:
+        return f"GPU {gpu.pci} is in use by {gpu.processes[0].command or 'process'} (pid {gpu.processes[0].pid})"
+    used = gpu.memory_used_bytes or 0
+    return f"GPU {gpu.pci} has {used >> 20} MiB in use" if used > IDLE_BYTES else ""
 
 
 def halves(gpus: List[Gpu]) -> List[List[int]]:

@@ -124,7 +124,7 @@ def test_what_the_probe_measured_is_what_the_transport_is_held_against(ansible, 
             "pd_nixl_check": {
                 "script": TRANSFER.replace("BEST", str(best)),
                 "python": sys.executable,
-                "pairs": "{{ plan | pd_nixl_pairs(inventory_hostname) }}",
+                "pairs": "{{ plan | pd_nixl_pairs(inventory_hostname, gpu.facts) }}",
                 "baseline": str(kept),
                 "cache": str(tmp_path / "cache"),
             },
@@ -136,6 +136,7 @@ def test_what_the_probe_measured_is_what_the_transport_is_held_against(ansible, 
     done = ansible(
         {"all": {"hosts": {"gpu1": local("h200-vm-2", plan=plan)}}},
         [
+            {"pd_gpu_info": FROM, "register": "gpu"},
             proof("early", 20),
             {"pd_fabric_info": {"measure": True, "baseline": str(kept), **FROM}, "register": "one"},
             {"ansible.builtin.copy": {"content": "{{ one.baseline | to_json }}", "dest": str(kept)}},

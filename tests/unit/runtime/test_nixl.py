@@ -5,7 +5,7 @@ import json
 import pathlib
 
 import pytest
-from pdstack import nixl, runner
+from pdstack import facts, nixl, runner
 
 PREFIX = "[1796018588.867154] [vm:12597:0]   "
 
@@ -181,6 +181,26 @@ def test_a_slow_or_forbidden_lane_is_refused_with_the_fix(best, ucx, copy, subje
     problems = nixl.check_result(result, copy, ["tcp"])
     assert [problem.subject for problem in problems] == subjects
     assert all("UCX_TLS" in problem.remedy for problem in problems)
+
+
+def test_a_host_that_serves_is_warned_and_not_refused():
+    gpus = [
+        facts.Gpu(pci=f"0000:0{at}:00.0", processes=[facts.GpuProcess(pid=7, command="sglang")] if at == 2 else [])
+        for at in range(4)
+    ]
+    plan = {"profile": "gpu", "instances": [instance("prefill", "a", [0, 1]), instance("decode", "a", [2, 3])]}
+    serving, idle = nixl.pairs(plan, "a", gpus)
+    assert (serving.busy, idle.busy) == ("GPU 0000:02:00.0 is in use by sglang (pid 7)", "")
+    slow, quick = [answering(PUT_GPU, best) for best in (20_000_000_000, 50_000_000_000)]
+    result = nixl.measure("script", "python", serving, SIZE, 3, slow)
+    assert nixl.check_result(result, COPY, ["tcp"]) == []
+    (words,) = nixl.warnings(result, COPY)
+    assert "20.0 GB/s where 44.1 are needed, but GPU 0000:02:00.0 is in use by sglang (pid 7)" in words
+    assert nixl.warnings(result, None) == []
+    assert nixl.warnings(nixl.measure("script", "python", serving, SIZE, 3, quick), COPY) == []
+    assert nixl.check_result(nixl.measure("script", "python", idle, SIZE, 3, slow), COPY, ["tcp"]) != []
+    tcp = answering(PUT_GPU.replace("cuda_ipc/cuda", "tcp/eth0"))
+    assert nixl.check_result(nixl.measure("script", "python", serving, SIZE, 3, tcp), COPY, ["tcp"]) != []
 
 
 def test_an_unknown_lane_keeps_ucx_words_and_is_a_warning_between_gpus():
