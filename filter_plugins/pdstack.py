@@ -69,9 +69,8 @@ def table(plan: Mapping[str, Any], readiness: Iterable[Mapping[str, Any]]) -> st
 
 
 def nixl_pairs(plan: Mapping[str, Any], host: str, document: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """Return the transfers that prove the transport of a host, as pd_nixl_check takes them; from its GPUs' facts."""
-    gpus = facts.merge([inventory.builtin(document)]).gpus
-    found: List[Dict[str, Any]] = codec.dump(nixl.pairs(plan, host, gpus))
+    """Return the transfers that prove the transport of a host, as pd_nixl_check takes them."""
+    found: List[Dict[str, Any]] = codec.dump(nixl.pairs(plan, host, facts.merge([inventory.builtin(document)])))
     return found
 
 

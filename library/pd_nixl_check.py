@@ -14,7 +14,7 @@ description:
     the host's, or two GPUs'.
   - A lane that UCX names in no known form is C(unknown), its words are kept, and between GPUs that is a warning.
   - Refuses a pair whose data lane is a forbidden one, or which is below 80 % of the speed of the plain copy between
-    its GPUs that the probe measured (O(baseline)), 0.1 ms a block allowed. Where something else used the GPUs, low
+    its GPUs, where one was measured, 0.1 ms a block allowed. Where something else used the GPUs, low
     bandwidth is a warning.
   - Asks again only for another release, pair or script; the answer is kept on the host.
 version_added: "0.1.0"
@@ -41,11 +41,9 @@ options:
         type: list
         elements: dict
         required: true
-      gpus:
-        description: PCI addresses of the two GPUs, as in O(baseline); none for the host's memory.
-        type: list
-        elements: str
-        default: []
+      copied:
+        description: Bandwidth of a plain copy from the first GPU to the second, in bytes per second, if measured.
+        type: float
       busy:
         description: What else uses the GPUs. Low bandwidth beside it is a warning and no refusal.
         type: str
@@ -59,12 +57,6 @@ options:
     type: list
     elements: str
     default: []
-  baseline:
-    description:
-      - File on the host with the P2P bandwidths that M(pd_fabric_info) measured, which C(playbooks/probe.yml -e
-        pd_probe_measure=true) keeps. Without it bandwidth is recorded and not judged.
-    type: path
-    default: /var/lib/pdstack/baseline/p2p.json
   bytes:
     description: Size of the buffer. One transfer between GPUs writes it 16 times over, between processes' memory once.
     type: int
@@ -120,12 +112,12 @@ import os
 import shutil
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import codec, nixl, p2p, runner
+from ansible.module_utils.pdstack import codec, nixl, runner
 
 PAIR = {
     "memory": {"type": "str", "choices": ["DRAM", "VRAM"], "required": True},
     "sides": {"type": "list", "elements": "dict", "required": True},
-    "gpus": {"type": "list", "elements": "str", "default": []},
+    "copied": {"type": "float"},
     "busy": {"type": "str", "default": ""},
 }
 
@@ -137,7 +129,6 @@ def main() -> None:
             "pairs": {"type": "list", "elements": "dict", "required": True, "options": PAIR},
             "python": {"type": "path", "default": "/opt/pdstack/current/venv/bin/python"},
             "forbidden_lanes": {"type": "list", "elements": "str", "default": []},
-            "baseline": {"type": "path", "default": "/var/lib/pdstack/baseline/p2p.json"},
             "bytes": {"type": "int", "default": 67108864},
             "repetitions": {"type": "int", "default": 5},
             "cache": {"type": "path", "default": "/var/lib/pdstack/nixl"},
@@ -154,7 +145,6 @@ def main() -> None:
     pairs = [codec.load(nixl.Pair, pair, "pairs") for pair in params["pairs"]]
     results, fresh, missing = [], {}, 0
     try:
-        baseline = p2p.read_baseline(params["baseline"])
         refuse([item for pair in pairs for side in pair.sides for item in nixl.check_environment(side.environment)])
         for pair in pairs:
             path = place(params, pair)
@@ -167,15 +157,12 @@ def main() -> None:
                 python, size, times = params["python"], params["bytes"], params["repetitions"]
                 result = nixl.measure(params["script"], python, pair, size, times, run)
                 fresh[path] = result
-            copied = p2p.between(baseline, pair.gpus)
-            refuse(nixl.check_result(result, copied, params["forbidden_lanes"]))
-            for words in nixl.warnings(result, copied):
+            refuse(nixl.check_result(result, pair.copied, params["forbidden_lanes"]))
+            for words in nixl.warnings(result, pair.copied):
                 module.warn(words)
             results.append(result)
     except nixl.TransportRefused as error:
         module.fail_json(msg=str(error), refusals=codec.dump(error.refusals))
-    except ValueError as error:
-        module.fail_json(msg=str(error))
     texts = {path: json.dumps(codec.dump(result), indent=1, sort_keys=True) + "\n" for path, result in fresh.items()}
     for path, text in texts.items():
         keep(path, text)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from . import p2p
-from .facts import Gpu
+from .facts import HostFacts
 from .refusal import Refusal, Refused
 from .runner import Runner
 
@@ -75,7 +75,7 @@ class Pair:
 
     memory: str  # DRAM | VRAM
     sides: List[Side]
-    gpus: List[str] = field(default_factory=list)  # PCI addresses of the sides' GPUs, none for host memory
+    copied: Optional[float] = None  # bytes/s of a plain copy from the first side's GPU to the second's, if measured
     busy: str = ""  # what else uses these GPUs, in words
 
 
@@ -148,30 +148,29 @@ def complaints(text: str) -> List[str]:
     return list(found)
 
 
-def pairs(plan: Mapping[str, Any], host: str, found_gpus: Sequence[Gpu] = ()) -> List[Pair]:
+def pairs(plan: Mapping[str, Any], host: str, found: HostFacts) -> List[Pair]:
     """Return the transfers that prove a host's part of the plan.
 
     With GPUs: rank by rank between the prefill and the decode instance of each set that has both here. Where the other
-    side is on another host, between two GPUs of the instance itself. ``found_gpus`` are the facts' GPUs, which tell
-    whether one is in use.
+    side is on another host, between two GPUs of the instance itself. ``found`` tells what a plain copy
+    between them reached, and whether one is in use.
     """
-    uses = {gpu.pci: p2p.in_use(gpu) for gpu in found_gpus}
     here = [item for item in plan["instances"] if item["host"] == host and item["role"] in ("prefill", "decode")]
     sets: Dict[str, Dict[str, Any]] = {}
     for item in here:
         sets.setdefault(item["set"], {})[item["role"]] = item
-    found: List[Pair] = []
+    wanted: List[Pair] = []
     for members in sets.values():
         alone = next(iter(members.values()))
         both = [members.get("prefill", alone), members.get("decode", alone)]
         if plan["profile"] != "gpu":
-            found.append(Pair("DRAM", [_side(both[0], 0, "a"), _side(both[1], 0, "b")]))
+            wanted.append(Pair("DRAM", [_side(both[0], 0, "a"), _side(both[1], 0, "b")]))
         elif len(members) == 2:
             ranks = range(min(len(both[0]["gpus"]), len(both[1]["gpus"])))
-            found += [_on_gpus(both, rank, rank, uses) for rank in ranks]
+            wanted += [_on_gpus(both, rank, rank, found) for rank in ranks]
         else:
-            found.append(_on_gpus(both, 0, len(alone["gpus"]) - 1, uses))
-    return found
+            wanted.append(_on_gpus(both, 0, len(alone["gpus"]) - 1, found))
+    return wanted
 
 
 def _side(instance: Mapping[str, Any], device: int, word: str) -> Side:
@@ -180,13 +179,14 @@ def _side(instance: Mapping[str, Any], device: int, word: str) -> Side:
     return Side(f"{instance['name']}.{word}", {**instance["env"], "CUDA_CACHE_DISABLE": "1"}, device)
 
 
-def _on_gpus(both: Sequence[Mapping[str, Any]], first: int, second: int, uses: Mapping[str, str]) -> Pair:
-    gpus = [both[0]["gpus"][first], both[1]["gpus"][second]]
-    sides = [_side(item, rank, f"gpu{gpu['position']}") for item, rank, gpu in zip(both, (first, second), gpus)]
+def _on_gpus(both: Sequence[Mapping[str, Any]], first: int, second: int, found: HostFacts) -> Pair:
+    a, b = both[0]["gpus"][first]["position"], both[1]["gpus"][second]["position"]
+    sides = [_side(both[0], first, f"gpu{a}"), _side(both[1], second, f"gpu{b}")]
     if sides[0].name == sides[1].name:  # one GPU for both processes
         sides[1] = Side(sides[1].name + "b", sides[1].environment, second)
-    addresses = [gpu["pci"] for gpu in gpus]
-    return Pair("VRAM", sides, addresses, next((uses[pci] for pci in addresses if uses.get(pci)), ""))
+    measured = found.p2p.measured_gb_s if found.p2p.data_ok else None
+    gb_s = measured[a][b] if measured else None
+    return Pair("VRAM", sides, gb_s * 1e9 if gb_s else None, p2p.in_use(found.gpus[a]) or p2p.in_use(found.gpus[b]))
 
 
 def measure(script: str, python: str, pair: Pair, size: int, repetitions: int, runner: Runner) -> Result:

@@ -256,14 +256,6 @@ def _circumstances(facts: HostFacts) -> Tuple[List[str], Optional[str], Optional
     return [gpu.pci for gpu in facts.gpus], driver, system.iommu_translating, system.acs_redirect
 
 
-def between(before: Optional[Baseline], gpus: List[str]) -> Optional[float]:
-    """Return the bandwidth (bytes/s) of a plain copy from one of two GPUs (PCI addresses) to the other, if measured."""
-    if before is None or len(gpus) != 2 or not set(gpus) <= set(before.gpus):
-        return None
-    gb_s = before.measured_gb_s[before.gpus.index(gpus[0])][before.gpus.index(gpus[1])]
-    return gb_s * 1e9 if gb_s else None
-
-
 def regressions(before: Baseline, facts: HostFacts) -> List[str]:
     """Return, in words, each flow that lost more than the tolerance against the baseline."""
     now, addresses = facts.p2p, [gpu.pci for gpu in facts.gpus]

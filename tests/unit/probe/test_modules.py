@@ -110,7 +110,8 @@ print(json.dumps({"failure": "", "bytes": 1 << 30, "directions": speed, "ucx": {
 
 def test_what_the_probe_measured_is_what_the_transport_is_held_against(ansible, local, tmp_path):
     """From the measurement to the refusal by the same steps as the playbooks, with a script that tells a bandwidth."""
-    kept = tmp_path / "baseline.json"
+    last = str(tmp_path / "p2p-last.json")
+    look = {"pd_gpu_info": {"measured": last, **FROM}, "register": "gpu"}
     gpu = [{"position": at, "pci": f"0000:00:0{6 + at}.0", "index": at} for at in (0, 1)]
     instance = {"host": "gpu1", "set": "pair-0", "env": {}}
     both = [
@@ -125,7 +126,6 @@ def test_what_the_probe_measured_is_what_the_transport_is_held_against(ansible, 
                 "script": TRANSFER.replace("BEST", str(best)),
                 "python": sys.executable,
                 "pairs": "{{ plan | pd_nixl_pairs(inventory_hostname, gpu.facts) }}",
-                "baseline": str(kept),
                 "cache": str(tmp_path / "cache"),
             },
             "register": name,
@@ -136,10 +136,11 @@ def test_what_the_probe_measured_is_what_the_transport_is_held_against(ansible, 
     done = ansible(
         {"all": {"hosts": {"gpu1": local("h200-vm-2", plan=plan)}}},
         [
-            {"pd_gpu_info": FROM, "register": "gpu"},
+            look,
             proof("early", 20),
-            {"pd_fabric_info": {"measure": True, "baseline": str(kept), **FROM}, "register": "one"},
-            {"ansible.builtin.copy": {"content": "{{ one.baseline | to_json }}", "dest": str(kept)}},
+            {"pd_fabric_info": {"measure": True, **FROM}, "register": "one"},
+            {"ansible.builtin.copy": {"content": "{{ one.kept | to_json }}", "dest": last}},
+            look,
             proof("slow", 20),
             proof("fair", 40),
             {"ansible.builtin.copy": {"content": seen, "dest": str(tmp_path / "seen.json")}},
@@ -202,7 +203,6 @@ def test_a_deployment_reads_the_files_that_the_probe_keeps():
         text = (ROOT / f"library/{module}.py").read_text().split('r"""')[1].split('"""')[0]
         return yaml.safe_load(text)["options"][option]["default"]
 
-    assert default("pd_nixl_check", "baseline") == kept["__probe_baseline"]
     assert default("pd_gpu_info", "measured") == kept["__probe_last"]
 
 
@@ -212,7 +212,6 @@ def test_a_deployment_reads_the_files_that_the_probe_keeps():
         ("pd_gpu_info", {"timeout": 0}, "timeout: found 0, needed a positive number of seconds."),
         ("pd_fabric_info", {"measure_timeout": -1}, "measure_timeout: found -1, needed a positive number"),
         ("pd_fabric_info", {"baseline": "{{ pd_sysfs_root }}/proc/cmdline"}, "no baseline"),
-        ("pd_nixl_check", {"script": "", "pairs": [], "baseline": "{{ pd_sysfs_root }}/proc/cmdline"}, "no baseline"),
         ("pd_gpu_info", {"sysfs_root": "{{ pd_sysfs_root }}/broken"}, "pdstack-simulated.json"),
     ],
 )

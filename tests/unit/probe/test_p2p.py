@@ -146,21 +146,6 @@ def test_a_simulated_host_without_a_driver_is_not_measured(simulated):
     assert found.p2p.note == "not measured: a simulated host has no driver to copy with"
 
 
-def test_the_bandwidth_between_two_gpus_is_found_by_their_addresses(tmp_path):
-    path = tmp_path / "p2p.json"
-    assert p2p.between(p2p.read_baseline(str(path)), ["a", "b"]) is None
-    path.write_text(json.dumps(codec.dump(p2p.Baseline(["b", "a"], "2026", None, [[None, 12.5], [25.0, None]]))))
-    kept = p2p.read_baseline(str(path))
-    assert p2p.between(kept, ["a", "b"]) == 25e9
-    assert p2p.between(kept, ["b", "a"]) == 12.5e9
-    assert p2p.between(kept, ["a", "a"]) is None
-    assert p2p.between(kept, ["a", "c"]) is None
-    assert p2p.between(kept, []) is None
-    path.write_text(json.dumps(codec.dump(p2p.Baseline(["b", "a"], "2026", None, [[None, 12.5]]))))
-    with pytest.raises(ValueError, match=r"p2p\.json: found .* matrix of another size.* measure again"):
-        p2p.read_baseline(str(path))
-
-
 def test_what_is_kept_holds_while_nothing_below_has_changed(simulated, tmp_path):
     request, _ = simulated("h200-vm-2")
     looked, path = probe.probe(request), tmp_path / "p2p-last.json"

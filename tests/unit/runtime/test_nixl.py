@@ -184,12 +184,8 @@ def test_a_slow_or_forbidden_lane_is_refused_with_the_fix(best, ucx, copy, subje
 
 
 def test_a_host_that_serves_is_warned_and_not_refused():
-    gpus = [
-        facts.Gpu(pci=f"0000:0{at}:00.0", processes=[facts.GpuProcess(pid=7, command="sglang")] if at == 2 else [])
-        for at in range(4)
-    ]
     plan = {"profile": "gpu", "instances": [instance("prefill", "a", [0, 1]), instance("decode", "a", [2, 3])]}
-    serving, idle = nixl.pairs(plan, "a", gpus)
+    serving, idle = nixl.pairs(plan, "a", host(2))
     assert (serving.busy, idle.busy) == ("GPU 0000:02:00.0 is in use by sglang (pid 7)", "")
     slow, quick = [answering(PUT_GPU, best) for best in (20_000_000_000, 50_000_000_000)]
     result = nixl.measure("script", "python", serving, SIZE, 3, slow)
@@ -230,6 +226,16 @@ def test_a_failed_transfer_is_refused_with_ucx_words():
         nixl.measure("s", "p", GPU_PAIR, 1, 1, lambda argv: runner.Completed(1, "", "No module named nixl"))
 
 
+def host(*in_use, data_ok=True):
+    """Facts of four GPUs; a plain copy from a to b reached 10 a + b GB/s. Some are in use."""
+    gpus = [
+        facts.Gpu(pci=f"0000:0{at}:00.0", processes=[facts.GpuProcess(pid=7, command="sglang")] if at in in_use else [])
+        for at in range(4)
+    ]
+    matrix = [[None if row == column else 10.0 * row + column for column in range(4)] for row in range(4)]
+    return facts.HostFacts(host="a", gpus=gpus, p2p=facts.P2p(measured_gb_s=matrix, data_ok=data_ok))
+
+
 def instance(role, host, positions, name="0"):
     gpus = [{"position": position, "pci": f"0000:0{position}:00.0", "index": position} for position in positions]
     visible = ",".join(map(str, positions))
@@ -241,20 +247,22 @@ def instance(role, host, positions, name="0"):
 
 def test_pairs_follow_the_plan_rank_by_rank():
     plan = {"profile": "gpu", "instances": [instance("prefill", "a", [0, 1]), instance("decode", "a", [2, 3])]}
-    found = nixl.pairs(plan, "a")
-    assert [(pair.sides[0].name, pair.sides[1].name, pair.gpus) for pair in found] == [
-        ("prefill-0.gpu0", "decode-0.gpu2", ["0000:00:00.0", "0000:02:00.0"]),
-        ("prefill-0.gpu1", "decode-0.gpu3", ["0000:01:00.0", "0000:03:00.0"]),
+    found = nixl.pairs(plan, "a", host())
+    assert [(pair.sides[0].name, pair.sides[1].name, pair.copied) for pair in found] == [
+        ("prefill-0.gpu0", "decode-0.gpu2", 2e9),
+        ("prefill-0.gpu1", "decode-0.gpu3", 13e9),
     ]
+    # Copies that arrived with wrong bytes are no measure.
+    assert [pair.copied for pair in nixl.pairs(plan, "a", host(data_ok=False))] == [None, None]
     # No cache of the driver's: this runs as root, and the engine's own would lie below root's folders.
     environment = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_CACHE_DISABLE": "1"}
     assert found[1].sides[1] == nixl.Side("decode-0.gpu3", environment, 1)
-    assert nixl.pairs(plan, "b") == []
+    assert nixl.pairs(plan, "b", host()) == []
 
 
 def test_a_host_with_one_side_uses_its_own_gpus():
     plan = {"profile": "gpu", "instances": [instance("prefill", "a", [0, 1]), instance("decode", "b", [3])]}
-    (first,), (second,) = nixl.pairs(plan, "a"), nixl.pairs(plan, "b")
+    (first,), (second,) = nixl.pairs(plan, "a", host()), nixl.pairs(plan, "b", host())
     assert [side.device for side in first.sides] == [0, 1]
     assert [side.device for side in second.sides] == [0, 0]
     assert len({side.name for side in second.sides}) == 2
@@ -262,6 +270,6 @@ def test_a_host_with_one_side_uses_its_own_gpus():
 
 def test_without_gpus_host_memory_is_moved():
     plan = {"profile": "cpu", "instances": [instance("prefill", "a", [0, 1])]}
-    (pair,) = nixl.pairs(plan, "a")
-    assert (pair.memory, pair.gpus) == ("DRAM", [])
+    (pair,) = nixl.pairs(plan, "a", facts.HostFacts(host="a"))
+    assert (pair.memory, pair.copied) == ("DRAM", None)
     assert len({side.name for side in pair.sides}) == 2
