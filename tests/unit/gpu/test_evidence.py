@@ -177,10 +177,14 @@ def test_the_page_of_an_engine_that_has_no_result_and_of_one_whose_steps_differ(
     assert "Problems: release: the engine did not come up or did not end." in page
 
 
-def test_a_transfer_without_a_measured_copy_has_no_share(evidence, h200x2):
-    h200x2["facts"]["runner"]["p2p"] = None
-    row = "| decode-0.gpu1 to prefill-0.gpu0 | cuda_ipc/cuda | 243.7 | 241.7 | - | - | - |"
-    assert row in evidence.render(h200x2).splitlines()
+@pytest.mark.parametrize("p2p", [None, {"data_ok": False, "measured_gb_s": [[None, 388.0], [388.0, None]]}])
+def test_a_transfer_without_a_measured_copy_has_no_share(evidence, h200x2, p2p):
+    h200x2["facts"]["runner"]["p2p"] = p2p
+    (pair,) = h200x2["steps"]["service"]["found"]["found"]["nixl"].values()
+    pair["busy"] = "GPU 0 has 9 MiB in use"
+    page = evidence.render(h200x2).splitlines()
+    assert "| decode-0.gpu1 to prefill-0.gpu0 | cuda_ipc/cuda | 243.7 | 241.7 | - | - | - |" in page
+    assert "prefill-0.gpu0 to decode-0.gpu1: bandwidth says little: GPU 0 has 9 MiB in use." in page
 
 
 def test_the_time_of_a_run_is_from_its_first_step_to_its_last(evidence):
