@@ -211,3 +211,19 @@ def test_the_engines_run_side_by_side_where_there_are_gpus_for_it(evidence, monk
     monkeypatch.setattr(run, "hosts", lambda argv: {})
     assert evidence.kernels(run) == {"seconds": 1.0, "outcome": {}}
     assert called == words
+
+
+def test_a_service_that_failed_a_test_keeps_what_was_read(evidence, monkeypatch, tmp_path):
+    def command(argv, timeout=900, check=True, environment=None):
+        path = pathlib.Path(environment["PDSTACK_GPU_FOUND"])
+        assert not path.exists()  # what an earlier run left is not this one's
+        path.write_text('{"limits": {"decode-0": {"locked memory": "8388608", "open files": "20000"}}}')
+        raise evidence.Failed("1 failed, 8 passed")
+
+    (tmp_path / "service.json").write_text("{}")
+    monkeypatch.setattr(evidence.Run, "command", lambda self, *args, **options: command(*args, **options))
+    assert call(evidence, monkeypatch, tmp_path, "service", "page") == "failed: service"
+    page = (tmp_path / "results.md").read_text()
+    assert "| decode-0 | - | - | - | 8388608 | 20000 |" in page
+    assert "Tests of the service: not all passed." in page
+    assert "1 failed, 8 passed" in page
