@@ -9,7 +9,7 @@ import ipaddress
 from dataclasses import dataclass, fields
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-from . import codec, flags, options, rules
+from . import codec, flags, options, pci, rules
 from .refusal import IntentError, Refusal
 from .settings import PREFIX, RENAMED, HostSettings, Model, Settings, Topology, variable_names
 
@@ -276,8 +276,16 @@ def _host(name: str, variables: Mapping[str, Any], errors: List[Refusal]) -> Opt
                 "write the host's address on the service network",
             )
         )
-    excluded = tuple(settings.excluded_gpus)
-    return Host(name, address, settings.service_interface, settings.sysfs_root, settings.driver_library, excluded)
+    excluded: List[str] = []
+    for text in settings.excluded_gpus:
+        try:
+            excluded.append(pci.normalise(text))
+        except ValueError as error:
+            needed = "PCI ids as sysfs or nvidia-smi write them, such as 0000:06:00.0"
+            errors.append(Refusal(f"pd_excluded_gpus on {name}", str(error), needed, "see playbooks/probe.yml"))
+    return Host(
+        name, address, settings.service_interface, settings.sysfs_root, settings.driver_library, tuple(excluded)
+    )
 
 
 def is_bindable(text: str) -> bool:

@@ -383,7 +383,9 @@ class Settings:
     ab_confirm: bool = option(
         False, "ab.yml: let each candidate serve in turn", "every change of topology restarts engines"
     )
-    report_dir: Optional[str] = option(None, "folder on the controller for JSON and pictures", "no files unless asked")
+    report_dir: Optional[str] = option(
+        None, "folder on the controller for results and pictures", "reports; probe.yml writes none unless asked"
+    )
 
 
 @dataclass(frozen=True)

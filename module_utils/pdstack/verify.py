@@ -9,7 +9,7 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 
 from . import cpulist
 from .ports import unit_of
@@ -224,15 +224,3 @@ class Report:
     def text(self) -> str:
         """One line a failure: what was found, what was needed."""
         return "\n".join(f"- {check.subject}: found {check.found}, wanted {check.wanted}" for check in self.failures)
-
-
-def workers_of(base_url: str, http: Http) -> Tuple[Sequence[str], Optional[str]]:
-    """Return the URLs of the router's healthy workers, or an error in words."""
-    reply = http("GET", base_url + "/workers", None)
-    if reply.status != 200:
-        return [], f"{base_url}/workers: {reply.status} {reply.body[:200]}"
-    try:
-        workers = json.loads(reply.body)["workers"]
-        return sorted(str(worker["url"]) for worker in workers if worker.get("is_healthy")), None
-    except (ValueError, KeyError, TypeError):
-        return [], f"{base_url}/workers: unreadable answer {reply.body[:200]!r}"

@@ -62,6 +62,7 @@ def test_an_unreachable_host_stops_the_run_before_any_host_changes(connections):
     assert status != 0
     assert "unreachable=1" in output.replace(" ", "") or "UNREACHABLE" in output
     assert untouched("whole")
+    assert on("whole", "ls -A /run/pdstack") == "deploy.lock.guard", "what is in reach is given back"
 
 
 def test_a_rehearsal_passes_and_changes_nothing(connections):

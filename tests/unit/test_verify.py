@@ -205,4 +205,3 @@ def test_an_answer_of_any_other_shape_is_a_check_that_failed_and_no_traceback(tm
         kernels(tmp_path, ranks(tmp_path, pid21=text, pid22={})),
     ]
     assert [check.ok for check in checks] == [False] * 4
-    assert verify.workers_of("http://h", answer)[1]

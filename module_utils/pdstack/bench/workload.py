@@ -29,7 +29,6 @@ FIXED, SHAREGPT_LIKE = "fixed", "sharegpt-like"
 SHAREGPT_MEANS = (161.0, 338.0)
 SHAREGPT_SIGMA = 1.0
 SHAREGPT_LIMITS = (4, 1024)
-SALT_WORDS = 8
 
 
 class WorkloadError(ValueError):

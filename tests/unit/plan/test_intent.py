@@ -232,6 +232,13 @@ def test_role_variables_are_known_and_their_misspellings_are_not() -> None:
     ]
 
 
+def test_gpus_are_excluded_by_any_spelling_of_their_pci_id() -> None:
+    given = ["00000000:F4:00.0", "0:6:0"]  # nvidia-smi's, and a person's
+    assert inv.read("gpu1", pd_excluded_gpus=given).gpu_hosts[0].excluded_gpus == ("0000:f4:00.0", "0000:06:00.0")
+    (item,) = refused(pd_excluded_gpus=["GPU-5fa2"])
+    assert (item.subject, item.found) == ("pd_excluded_gpus on gpu1", "not a PCI id: 'GPU-5fa2'")
+
+
 def read_with(**changes: Any) -> intent.Intent:
     """Return the intent of an inventory of two hosts, the second of which has these role variables."""
     hosts = {"gpu1": inv.variables(), "gpu2": inv.variables(**changes)}
