@@ -36,7 +36,8 @@ class ActionModule(ActionBase):
         what = f"inventory {os.path.basename(str(variables.get('inventory_dir') or '')) or '?'}"
         me = runlock.myself(run_pid(), who, what)
         args = {**self._task.args, "owner": codec.dump(me)}
-        found = self._lock(args, variables)
+        seen = args.get("seen")
+        found = dict(seen, changed=False) if seen and args.get("state") == "asked" else self._lock(args, variables)
         holder = codec.load(runlock.Owner, found["holder"]) if found.get("holder") else None
         if holder is not None and not found["held"]:
             alive = runlock.lives(holder, me)

@@ -60,6 +60,8 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_play_start(self, play: Any) -> None:
         if self.report is not None:
             self.target = str(play.get_variable_manager().extra_vars.get("pd_drift_report", ""))
+            # What the playbook's last play goes by.
+            load_options_vars(None).update(__drift_differs=bool(self.report.items or self.report.failures))
 
     def v2_runner_on_ok(self, result: Any) -> None:
         if self.report is None:

@@ -6,6 +6,7 @@ the files of all filters, ours with the package behind them: a hundred times a r
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from ansible.plugins.callback import CallbackBase
@@ -31,3 +32,6 @@ class CallbackModule(CallbackBase):
         for loader in (filter_loader, test_loader):
             for _plugin in loader.all():
                 pass
+        # The collector would write to each object of this process, and so copy its memory into each worker.
+        gc.collect()
+        gc.freeze()

@@ -47,6 +47,10 @@ options:
     description: The hardware that this host was deployed on.
     type: path
     default: /etc/pdstack/baseline.json
+  lock:
+    description: The lock of M(pd_lock).
+    type: path
+    default: /run/pdstack/deploy.lock
 attributes:
   check_mode:
     description: Reads only, so it does the same with and without check mode.
@@ -103,6 +107,12 @@ baseline:
   description: GPUs, driver and NUMA nodes as the last deployment recorded them, empty when there is no record.
   returned: always
   type: dict
+lock:
+  description: >-
+    Who holds the host for a deployment, C(holder), null where nobody does, and the host's time C(now). Read before
+    all else; M(pd_lock) says whether the holder lives.
+  returned: always
+  type: dict
 distribution:
   description: C(ID) of C(/etc/os-release).
   returned: always
@@ -110,9 +120,10 @@ distribution:
 """
 
 import os
+import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.pdstack import codec, facts, hostinfo, ports, runner
+from ansible.module_utils.pdstack import codec, facts, hostinfo, ports, runlock, runner
 
 
 def main() -> None:
@@ -126,10 +137,12 @@ def main() -> None:
             "plan": {"type": "path", "default": "/etc/pdstack/plan.json"},
             "proven": {"type": "path", "default": "/etc/pdstack/proven.json"},
             "baseline": {"type": "path", "default": "/etc/pdstack/baseline.json"},
+            "lock": {"type": "path", "default": runlock.PATH},
         },
         supports_check_mode=True,
     )
     params = module.params
+    lock = runlock.Outcome(False, runlock.read(params["lock"]), time.time())
     module.exit_json(
         changed=False,
         facts={
@@ -145,6 +158,7 @@ def main() -> None:
         proven=hostinfo.json_document(params["proven"]),
         baseline=hostinfo.json_document(params["baseline"]),
         current_release=os.path.basename(hostinfo.link_target(params["current"])),
+        lock=codec.dump(lock),
         distribution=hostinfo.os_release().get("ID", ""),
     )
 

@@ -27,6 +27,11 @@ options:
     description: Take the lock over from whoever holds it.
     type: bool
     default: false
+  seen:
+    description:
+      - What M(pd_host_info) has read of the lock, its RV(pd_host_info#module:lock). Then O(state=asked) does not go to
+        the host again.
+    type: dict
   path:
     description: The file on the host.
     type: path
@@ -92,6 +97,7 @@ def main() -> None:
         argument_spec={
             "state": {"type": "str", "choices": ["held", "released", "asked"], "default": "held"},
             "force": {"type": "bool", "default": False},
+            "seen": {"type": "dict"},
             "path": {"type": "path", "default": runlock.PATH},
             "owner": {"type": "dict"},
             "instead_of": {"type": "dict"},

@@ -6,8 +6,9 @@ import json
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from .facts import Gpu, HostFacts
+from .folders import STATE_DIR
 from .intent import Host, Intent, is_bindable
-from .plan_types import STATE_DIR, Plan
+from .plan_types import Plan
 from .refusal import Refusal
 
 ENGINE_PROCESS = "sglang"  # what the engine calls its processes; one of another deployment holds a port too

@@ -10,9 +10,6 @@ from .intent import Host
 from .placement import HostView, Spot
 
 SCHEMA = 1
-STATE_DIR = "/var/lib/pdstack"
-MODELS_DIR = f"{STATE_DIR}/models"
-JIT_DIR = f"{STATE_DIR}/jit"
 
 
 @dataclass(frozen=True)

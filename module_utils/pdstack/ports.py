@@ -10,6 +10,7 @@ import socket
 import time
 from typing import Dict, List, Optional, Set, Tuple
 
+from .cgroup import unit_of
 from .facts import Port
 
 _LISTEN = "0A"
@@ -40,20 +41,6 @@ def listening(proc_root: str = "/proc") -> List[Port]:
             )
         )
     return sorted(found, key=lambda item: (item.port, item.address))
-
-
-def unit_of(proc_root: str, pid: int) -> Optional[str]:
-    """Return the systemd unit that a process belongs to, by its control group."""
-    try:
-        with open(os.path.join(proc_root, str(pid), "cgroup"), encoding="utf-8") as handle:
-            lines = handle.read().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        for part in reversed(line.rpartition(":")[2].split("/")):
-            if part.endswith((".service", ".scope")):
-                return part
-    return None
 
 
 def _listening_inodes(path: str, family: int) -> Dict[str, Tuple[str, int]]:

@@ -7,9 +7,10 @@ from typing import Any, Dict, List, Mapping, Sequence
 from . import checks, communication, cpulist, flags, placement
 from .communication import Choices
 from .facts import HostFacts
+from .folders import JIT_DIR, MODELS_DIR
 from .intent import Host, Intent
 from .placement import Cpus
-from .plan_types import JIT_DIR, MODELS_DIR, GpuRef, Instance, ModelRef, Router, Seat, SecurityRef, Why, Worker
+from .plan_types import GpuRef, Instance, ModelRef, Router, Seat, SecurityRef, Why, Worker
 from .settings_router import Router as RouterSettings
 
 STARTUP_CHECK_S = 2

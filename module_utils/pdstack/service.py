@@ -10,7 +10,7 @@ import inspect
 import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
-from .plan_types import JIT_DIR
+from .folders import JIT_DIR
 
 UNIT_FOLDER = "/etc/systemd/system"
 CONFIG_FOLDER = "/etc/pdstack"
@@ -23,12 +23,10 @@ CANARY_UNITS = ("pd-canary.service", "pd-canary.timer")
 CANARY_MODULES = (
     "__init__",
     "canary",
-    "codec",
+    "cgroup",
     "completion",
     "cpulist",
-    "facts",
     "http",
-    "ports",
     "runner",
     "verify",
 )

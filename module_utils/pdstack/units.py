@@ -13,7 +13,6 @@ import os
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-from .checkpoint import repairs
 from .runner import Runner, need
 
 _PROPERTIES = (
@@ -149,7 +148,12 @@ def stale_reason(unit: WantedUnit, state: UnitState, changed: Iterable[str], clo
         moment = changed_at(path)
         if moment is not None and state.started_us and moment > started:
             return f"{path} changed after the process started"
-    return repairs.suspect(unit.checkpoint, started) if unit.checkpoint and state.started_us else None
+    if not unit.checkpoint or not state.started_us:
+        return None
+    # Here and not above: half of the checkpoint's package comes with it, which who only waits for a unit never asks.
+    from .checkpoint import repairs
+
+    return repairs.suspect(unit.checkpoint, started)
 
 
 def plan(

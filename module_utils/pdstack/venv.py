@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import codec, release, space, venv_build, venv_prune
-from .plan_types import JIT_DIR
+from .folders import JIT_DIR
 from .refusal import Refusal
 from .release import Drift, Manifest, Pin, ReleaseRefused, Wheelhouse
 from .runner import Completed, Runner

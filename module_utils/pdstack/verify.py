@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 
 from . import cpulist
-from .ports import unit_of
+from .cgroup import unit_of
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ QUIET = [
         "the canary's program",
         "/opt/pdstack/lib/pdstack/*.py",
         "for file in /opt/pdstack/lib/pdstack/*.py; do echo >> $file; done",
-        ("lib/pdstack/__init__.py", "lib/pdstack/canary.py", "lib/pdstack/codec.py", "lib/pdstack/verify.py"),
+        ("lib/pdstack/__init__.py", "lib/pdstack/canary.py", "lib/pdstack/completion.py", "lib/pdstack/verify.py"),
     ),
     Breakage("firewall rules flushed", "table inet pdstack", "nft flush ruleset", ("firewall table inet pdstack",)),
     edit("/etc/pdstack/firewall.nft", "# by hand"),

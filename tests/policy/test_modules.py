@@ -270,6 +270,7 @@ def test_documentation_that_differs_from_the_code_fails(spec, documented, expect
 # Where the wall clock is read, and why that is no duration: a step of it (NTP after boot) must change no waiting.
 WALL_CLOCK = {
     "library/pd_fabric_info.py": "when a host was looked at, for people",
+    "library/pd_host_info.py": "since when a run holds the host, for people",
     "library/pd_lock.py": "since when a run holds a host, for people",
     "library/pd_units.py": "compares times of files, which are of that clock, with starts of processes",
     "library/pd_venv.py": "since when somebody else installs, for people",

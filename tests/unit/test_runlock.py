@@ -92,6 +92,12 @@ ASK = """
   tasks:
     - pd_lock: {state: asked, path: "{{ lock }}"}
       register: asked
+    - pd_host_info: {lock: "{{ lock }}"}
+      register: looked
+    - pd_lock: {state: asked, path: /nowhere, seen: "{{ looked.lock }}"}
+      register: seen
+    - ansible.builtin.assert:
+        that: asked | dict2items | rejectattr('key', 'eq', 'now') == seen | dict2items | rejectattr('key', 'eq', 'now')
     - ansible.builtin.copy: {content: "{{ asked | to_json }}", dest: "{{ lock }}.answer"}
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given, strategies as st
-from pdstack import flags, intent, inventory, options, plan_types, refusal, rules, settings
+from pdstack import flags, folders, intent, inventory, options, refusal, rules, settings
 from unit.plan import inventories as inv
 
 ROLES = pathlib.Path(__file__).parents[3] / "roles"
@@ -268,8 +268,8 @@ def test_one_user_has_one_name(name: str) -> None:
 
 def test_places_and_user_are_those_of_the_plan_and_of_the_roles() -> None:
     assert (rules.PLACES["checkpoint_root"], rules.PLACES["sglang_runtime_caches"]) == (
-        plan_types.MODELS_DIR,
-        plan_types.JIT_DIR,
+        folders.MODELS_DIR,
+        folders.JIT_DIR,
     )
     defaults: dict[str, Any] = {}
     for path in ROLES.glob("*/defaults/main.yml"):
