@@ -23,6 +23,9 @@ options:
     type: list
     elements: str
     default: []
+  user:
+    description: A user of the system that is reported.
+    type: str
   list_packages:
     description: Whether to report every installed package.
     type: bool
@@ -84,6 +87,10 @@ packages_installed:
   returned: when O(list_packages=true)
   type: list
   elements: str
+user:
+  description: C(name), C(home) and C(shell) of O(user), empty when there is no such user.
+  returned: always
+  type: dict
 packages_recorded:
   description: The packages that this bundle has installed, empty when there is no record.
   returned: always
@@ -131,6 +138,7 @@ def main() -> None:
         argument_spec={
             "paths": {"type": "list", "elements": "str", "default": []},
             "packages": {"type": "list", "elements": "str", "default": []},
+            "user": {"type": "str"},
             "list_packages": {"type": "bool", "default": False},
             "record": {"type": "path", "default": "/etc/pdstack/installed-packages"},
             "current": {"type": "path", "default": "/opt/pdstack/current"},
@@ -153,6 +161,7 @@ def main() -> None:
         },
         packages_missing=hostinfo.missing_packages(runner.run, params["packages"]),
         packages_installed=hostinfo.installed_packages(runner.run) if params["list_packages"] else [],
+        user=hostinfo.user(params["user"]) if params["user"] else {},
         packages_recorded=hostinfo.lines(params["record"]),
         plan=hostinfo.json_document(params["plan"]),
         proven=hostinfo.json_document(params["proven"]),

@@ -180,6 +180,11 @@ def managed_of(task: str, action: str, result: Mapping[str, Any]) -> List[str]:
     """Return the names of all that a task compared, whether it differs or not."""
     if isinstance(result.get("declared"), list):
         return [str(name) for name in result["declared"]]
+    # The role asks the first, and the second where what it says differs.
+    users = {"pd_host_info": result.get("user"), "ansible.builtin.user": result}
+    name = (users.get(action) or {}).get("name")
+    if name:
+        return [f"user: {name}"]
     return [f"{KEEPERS[action]}: {task.rpartition(' : ')[2]}"] if action in KEEPERS else []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shlex
 from typing import Any, Dict, List, Sequence
 
@@ -69,6 +70,15 @@ def installed_packages(runner: Runner) -> List[str]:
     if listed.rc != 127:
         return sorted({line.split()[1] for line in listed.out.splitlines() if line.startswith("installed ")})
     return sorted(set(runner(["rpm", "-qa", "--qf", "%{NAME}\n"]).out.split()))
+
+
+def user(name: str) -> Dict[str, str]:
+    """Return name, home and shell of a user, {} when there is none."""
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        return {}
+    return {"name": found.pw_name, "home": found.pw_dir, "shell": found.pw_shell}
 
 
 def lines(path: str) -> List[str]:

@@ -197,5 +197,8 @@ def test_the_document_and_the_table_say_the_same() -> None:
 
 def test_what_was_compared_is_known_whether_it_differs_or_not() -> None:
     assert drift.managed_of("t", "pd_files", {"declared": ["/x"]}) == ["/x"]
-    assert drift.managed_of("gpu_host : Make it", "ansible.builtin.user", {}) == ["user: Make it"]
+    # The user is made where the look before finds another one: the same item.
+    assert drift.managed_of("gpu_host : Make it", "ansible.builtin.user", {"name": "pdstack"}) == ["user: pdstack"]
+    assert drift.managed_of("gpu_host : Look", "pd_host_info", {"user": {"name": "pdstack"}}) == ["user: pdstack"]
+    assert drift.managed_of("Look", "pd_host_info", {"user": {}}) == []
     assert drift.managed_of("t", "ansible.builtin.debug", {}) == []

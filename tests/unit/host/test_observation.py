@@ -6,7 +6,7 @@ import base64
 import subprocess
 
 import pytest
-from pdstack import driver, driver_state, openpgp, runner
+from pdstack import driver, driver_state, hostinfo, openpgp, runner
 
 DPKG = """install installed nvidia-open-580 580.95.05-0ubuntu1
 hold installed libnvidia-compute-580 580.95.05-0ubuntu1
@@ -131,3 +131,10 @@ def test_half_a_key_and_a_secret_key_are_refused(key):
     body = base64.b64decode(b"".join(line for line in secret.split(b"\n")[2:-3] if not line.startswith(b"=")))
     with pytest.raises(openpgp.KeyFileError, match="secret"):
         openpgp.fingerprints(body)
+
+
+def test_a_user_is_told_and_a_missing_one_too():
+    root = hostinfo.user("root")
+    assert (root["name"], root["home"]) == ("root", "/root")
+    assert root["shell"].startswith("/")
+    assert hostinfo.user("nobody-of-that-name") == {}
