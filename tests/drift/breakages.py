@@ -57,7 +57,7 @@ QUIET = [
         "owner of a release's JIT cache",
         "/var/lib/pdstack/jit/*",
         "chown root /var/lib/pdstack/jit/*/",
-        ("/var/lib/pdstack/jit/sglang",),
+        ("/var/lib/pdstack/jit/cpu-",),
     ),
     Breakage(
         "mode of a file that a unit reads", "", "chmod 0666 /etc/pdstack/instances/decode-0.yaml", ("decode-0.yaml",)
