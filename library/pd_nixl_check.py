@@ -148,7 +148,7 @@ def main() -> None:
         refuse([item for pair in pairs for side in pair.sides for item in nixl.check_environment(side.environment)])
         for pair in pairs:
             path = place(params, pair)
-            result = kept(path)
+            result = codec.kept(nixl.Result, path)
             if result is None and module.check_mode:
                 missing += 1
                 continue
@@ -186,15 +186,6 @@ def place(params, pair):  # type: ignore[no-untyped-def]
     question = [params["script"], python, pair.memory, codec.dump(pair.sides), params["bytes"], params["repetitions"]]
     digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
     return os.path.join(params["cache"], digest[:16] + ".json")
-
-
-def kept(path):  # type: ignore[no-untyped-def]
-    """Return the kept result, None where there is none or it was cut short."""
-    try:
-        with open(path, encoding="utf-8") as handle:
-            return codec.load(nixl.Result, json.load(handle))
-    except (OSError, ValueError):
-        return None
 
 
 def keep(path, text):  # type: ignore[no-untyped-def]

@@ -7,8 +7,9 @@ a document of another schema version fails at the door and not deep inside the p
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing
-from typing import Any, Dict, Type, TypeVar
+from typing import Any, Dict, Optional, Type, TypeVar
 
 T = TypeVar("T")
 
@@ -34,6 +35,15 @@ def load(cls: Type[T], data: Any, path: str = "$") -> T:
     A key may be missing where its field has a default. Raises CodecError.
     """
     return typing.cast(T, _load(cls, data, path))
+
+
+def kept(cls: Type[T], path: str) -> Optional[T]:
+    """Return what a file keeps; None where there is none, and where it was cut short or is of another schema."""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return load(cls, json.load(stream))
+    except (OSError, ValueError):
+        return None
 
 
 def _load(kind: Any, data: Any, path: str) -> Any:

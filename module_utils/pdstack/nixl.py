@@ -307,9 +307,11 @@ def check_result(result: Result, copied: Optional[float], forbidden: Sequence[st
             Refusal(
                 f"NIXL bandwidth {' to '.join(result.sides)}",
                 f"{best / 1e9:.1f} GB/s over {result.lane if result.lane != UNKNOWN else 'an unknown lane'}",
-                f"{needed(result.bytes, copied) / 1e9:.1f} GB/s, beside a plain copy's {copied / 1e9:.1f}",
+                f"{needed(result.bytes, copied) / 1e9:.1f} GB/s: {SHARE:.0%} of a plain copy's {copied / 1e9:.1f}, "
+                f"{BLOCK_S * 1e3:g} ms allowed for each block",
                 "UCX stages through the host, or rates cuda_ipc too low (before UCX 1.23 on RTX PRO 6000, ucx#11865): "
-                "UCX_CUDA_IPC_BW or UCX_TLS in pd_engine.extra_env, or measure again on idle GPUs",
+                "UCX_CUDA_IPC_BW or UCX_TLS in pd_engine.extra_env; to measure again, remove /var/lib/pdstack/nixl and "
+                "deploy on idle GPUs",
             )
         )
     return problems

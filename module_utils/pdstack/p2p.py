@@ -218,11 +218,7 @@ def kept(facts: HostFacts) -> Optional[Kept]:
 
 def read_kept(path: str) -> Optional[Kept]:
     """Return what is kept at ``path``; None where nothing is, or what is damaged, which the next measurement mends."""
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return codec.load(Kept, json.load(stream))
-    except (OSError, ValueError):
-        return None
+    return codec.kept(Kept, path)
 
 
 def recalled(facts: HostFacts, before: Optional[Kept]) -> HostFacts:

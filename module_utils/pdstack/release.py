@@ -348,11 +348,7 @@ def read_wheelhouse(folder: str) -> Wheelhouse:
 
 def read_manifest(release: str) -> Optional[Manifest]:
     """Return an installed release's manifest, or None where the folder is not a finished release."""
-    try:
-        with open(os.path.join(release, "manifest.json"), encoding="utf-8") as stream:
-            return codec.load(Manifest, json.load(stream))
-    except (OSError, ValueError):
-        return None
+    return codec.kept(Manifest, os.path.join(release, "manifest.json"))
 
 
 def sha256_of(path: str) -> str:

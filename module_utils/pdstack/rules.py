@@ -6,17 +6,17 @@ import ipaddress
 import re
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
-from . import engine_options, flags, options
+from . import engine_options, flags, folders, options
 from .refusal import Refusal
 from .settings import Security, Settings
 
 # Variables of roles that say what the plan, the units and the other roles say, too: a role by itself may have another
-# value, a deployment may not. The places are those of plan_types, which imports what imports this module.
+# value, a deployment may not.
 PLACES: Dict[str, str] = {
-    "checkpoint_root": "/var/lib/pdstack/models",
-    "gpu_host_state_dir": "/var/lib/pdstack",
-    "pd_service_state_dir": "/var/lib/pdstack",
-    "sglang_runtime_caches": "/var/lib/pdstack/jit",
+    "checkpoint_root": folders.MODELS_DIR,
+    "gpu_host_state_dir": folders.STATE_DIR,
+    "pd_service_state_dir": folders.STATE_DIR,
+    "sglang_runtime_caches": folders.JIT_DIR,
     "sglang_runtime_root": "/opt/pdstack",
     "cuda_toolkit_link": "/opt/pdstack/cuda",
 }

@@ -74,11 +74,7 @@ def release(path: str, me: Owner) -> bool:
 
 def read(path: str) -> Optional[Owner]:
     """Return who holds the lock; None where nobody does, and where the file was cut short."""
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return codec.load(Owner, json.load(stream))
-    except (OSError, ValueError):
-        return None
+    return codec.kept(Owner, path)
 
 
 @contextlib.contextmanager

@@ -136,11 +136,7 @@ def plan(request: Request) -> List[Step]:
 
 def read_manifest(path: str) -> Optional[Manifest]:
     """Return a toolkit's manifest, None where the folder is no finished toolkit."""
-    try:
-        with open(os.path.join(path, MANIFEST), encoding="utf-8") as stream:
-            return codec.load(Manifest, json.load(stream))
-    except (OSError, ValueError):
-        return None
+    return codec.kept(Manifest, os.path.join(path, MANIFEST))
 
 
 def _difference(request: Request) -> str:

@@ -51,7 +51,7 @@ def turn(path: str, what: str, wait_s: float = 0.0, clock: Any = time, poll_s: f
     with open(path, "a+", encoding="utf-8") as stream:
         while not _locked(stream.fileno(), fcntl.LOCK_EX):
             if waited >= wait_s:
-                raise Busy(_read(path), clock.time(), waited)
+                raise Busy(codec.kept(Holder, path), clock.time(), waited)
             clock.sleep(min(poll_s, wait_s - waited))
             waited = clock.monotonic() - began
         stream.truncate(0)
@@ -65,7 +65,7 @@ def turn(path: str, what: str, wait_s: float = 0.0, clock: Any = time, poll_s: f
 
 def holder(path: str) -> Optional[Holder]:
     """Return who holds the lock now, None where nobody does or nobody has said so."""
-    found = _read(path)
+    found = codec.kept(Holder, path)
     if found is None:
         return None
     try:
@@ -82,11 +82,3 @@ def _locked(fd: int, kind: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _read(path: str) -> Optional[Holder]:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return codec.load(Holder, json.load(stream))
-    except (OSError, ValueError):
-        return None

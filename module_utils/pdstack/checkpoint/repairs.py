@@ -7,7 +7,6 @@ repair too. In between nobody knows, and such an engine has to load again.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from typing import List, Optional
@@ -35,11 +34,7 @@ class Document:
 
 
 def load(store: Store) -> Document:
-    try:
-        with open(store.repairs, encoding="utf-8") as stream:
-            return codec.load(Document, json.load(stream))
-    except (OSError, ValueError):
-        return Document()
+    return codec.kept(Document, store.repairs) or Document()
 
 
 def is_open(store: Store) -> bool:

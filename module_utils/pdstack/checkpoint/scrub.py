@@ -6,7 +6,6 @@ has to stop. The next run of state=present fetches what it found.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass, field
@@ -37,11 +36,7 @@ class Document:
 
 
 def load(store: Store) -> Document:
-    try:
-        with open(store.scrub, encoding="utf-8") as stream:
-            return codec.load(Document, json.load(stream))
-    except (OSError, ValueError):
-        return Document()
+    return codec.kept(Document, store.scrub) or Document()
 
 
 def _current(store: Store) -> Dict[str, Finding]:

@@ -150,7 +150,8 @@ def test_what_the_probe_measured_is_what_the_transport_is_held_against(ansible, 
     early, slow, words, fair = json.loads((tmp_path / "seen.json").read_text())
     assert (early, slow, fair) == (False, True, False), done.stdout
     assert "NIXL bandwidth prefill-0.gpu0 to decode-0.gpu1" in words
-    assert "beside a plain copy's 50.0" in words
+    assert "80% of a plain copy's 50.0" in words
+    assert "remove /var/lib/pdstack/nixl" in words
 
 
 def test_what_the_probe_measured_is_what_plans_and_profiles_go_by(ansible, local, tmp_path):

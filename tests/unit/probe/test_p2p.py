@@ -180,3 +180,14 @@ def test_proven_copies_lift_the_refusal_over_iommu_and_acs(simulated):
     refused, notes = hostchecks._iommu(host, p2p.recalled(looked, p2p.kept(measured)))
     assert refused == []
     assert "ACS redirect" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"gpus": ["a", "b"], "measured_at": "2026", "measured_gb_s": [[null, 1.0]]}']
+)
+def test_a_damaged_baseline_says_what_to_do(text, tmp_path):
+    path = tmp_path / "p2p.json"
+    assert p2p.read_baseline(str(path)) is None
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"p2p\.json: found a file that is no baseline .* measure again"):
+        p2p.read_baseline(str(path))
