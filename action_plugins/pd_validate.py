@@ -7,6 +7,7 @@ import ssl
 from typing import Any
 
 import yaml
+from ansible import constants
 from ansible.module_utils.pdstack import intent, inventory, refusal, settings
 from ansible.plugins.action import ActionBase
 
@@ -26,6 +27,9 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, task_vars)
         _, args = self.validate_argument_spec({"only": {"type": "list", "elements": "str", "default": []}})
         try:
+            unread = unread_files(task_vars or {})
+            if unread:
+                raise refusal.IntentError(unread)
             if args["only"]:
                 inventory.check_only(task_vars or {}, args["only"], role_variables(ROLES))
                 return {**result, "changed": False, "msg": f"fine: {', '.join(args['only'])}"}
@@ -36,6 +40,34 @@ class ActionModule(ActionBase):
         except refusal.IntentError as error:
             return {**result, "failed": True, "msg": str(error)}
         return {**result, "changed": False, "msg": intent.summary(wanted), "intent": intent.public(wanted)}
+
+
+def unread_files(task_vars: dict[str, Any]) -> list[refusal.Refusal]:
+    """Return the files of variables that Ansible leaves out in silence: others of their name hide them.
+
+    Of group_vars/all, all.yml, all.yaml and all.json it reads the first that is there (find_vars_files of its loader).
+    """
+    sources = [str(source) for source in task_vars.get("ansible_inventory_sources", [])]
+    tops = {
+        source if os.path.isdir(source) else os.path.dirname(source) for source in sources if os.path.exists(source)
+    }
+    endings = ["", *constants.YAML_FILENAME_EXTENSIONS]
+    problems = []
+    for folder in [os.path.join(top, kind) for top in sorted(tops) for kind in ("group_vars", "host_vars")]:
+        there = os.listdir(folder) if os.path.isdir(folder) else []
+        for name in sorted({name.removesuffix(ending) for name in there for ending in endings}):
+            read, *left_out = [name + ending for ending in endings if name + ending in there] or [""]
+            way = f"into {read}/, under any name" if os.path.isdir(os.path.join(folder, read)) else f"into {read}"
+            problems += [
+                refusal.Refusal(
+                    os.path.join(folder, file),
+                    f"{read} beside it, which is all that Ansible reads of the two",
+                    "variables where they are read",
+                    f"move it, or what it holds, {way}",
+                )
+                for file in left_out
+            ]
+    return problems
 
 
 def certificate_problems(security: settings.Security) -> list[refusal.Refusal]:

@@ -10,6 +10,8 @@ description:
   - Reads the variables of every host in the groups C(gpu_hosts) and C(router_hosts), whatever part of the inventory the
     play covers, and refuses unknown names (with the nearest known one), wrong types, values out of range, missing
     values, empty groups, and values that contradict each other, all of them in one message.
+  - Before that, refuses files of group_vars and host_vars that Ansible leaves out in silence, since a folder or a file
+    of the same name lies beside them.
   - Runs on the controller and contacts no host.
 author:
   - pdstack contributors (@pdstack)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
 from pdstack import codec, plan
 from unit.plan import inventories as inv
 
@@ -152,6 +155,49 @@ def test_the_whole_inventory_is_checked_whatever_the_limit(play: Callable[..., D
     )
     assert done.rc == 2
     assert "'tcp' on gpu2" in done.text
+
+
+ENTRIES = ("all", "all/vault.yml", "all.yml", "all.yaml", "all.json")
+
+
+@pytest.mark.parametrize("kind", ["group_vars", "host_vars"])
+def test_a_file_of_variables_that_ansible_leaves_out_is_found(tmp_path: pathlib.Path, kind: str) -> None:
+    """Every choice of what may lie beside each other; what is read is asked of Ansible's own loader."""
+    spec = importlib.util.spec_from_file_location("pd_validate_action", ROOT / "action_plugins/pd_validate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    seen = set()
+    for number, choice in enumerate(itertools.product([False, True], repeat=len(ENTRIES))):
+        files = [name for name, chosen in zip(ENTRIES, choice, strict=True) if chosen]
+        if {"all", "all/vault.yml"} <= set(files):
+            continue  # a file and a folder of one name
+        folder = tmp_path / str(number) / kind
+        for name in [*files, "all.yml.bak", "other/a.yml", "other/b.yml"]:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        read = {str(path) for path in DataLoader().find_vars_files(str(folder), "all")}
+        left_out = sorted({str(folder / name) for name in files} - read)
+        (folder.parent / "hosts.yml").touch()
+        for source in (folder.parent, folder.parent / "hosts.yml"):
+            told = module.unread_files({"ansible_inventory_sources": [str(source), "gpu1,gpu2,"]})
+            assert sorted(item.subject for item in told) == left_out
+        seen.add(len(left_out))
+    assert seen == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"only": ["pd_retire"]}])
+def test_a_file_of_variables_that_ansible_leaves_out_is_refused_before_any_connection(
+    play: Callable[..., Done], tmp_path: pathlib.Path, arguments: dict[str, Any]
+) -> None:
+    for name in ("all.yml", "all/vault.yml"):
+        (tmp_path / "group_vars" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "group_vars" / name).write_text("{}")
+    done = play(GOOD, {**VALIDATE, "pd_validate": arguments}, PING)
+    assert (done.rc, done.connected) == (2, False), done.text
+    assert f"{tmp_path}/group_vars/all.yml\n    found:  all beside it, which is all that Ansible reads" in done.text
+    assert "move it, or what it holds, into all/" in done.text
 
 
 def test_an_empty_group(play: Callable[..., Done]) -> None:
