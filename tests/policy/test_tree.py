@@ -136,7 +136,7 @@ def test_quick_start_is_two_commands():
     readme = (tree.ROOT / "README.md").read_text()
     block = re.search(r"## Quick start\n.*?```\w*\n(.*?)```", readme, re.S)
     assert block
-    assert [line.split("#")[0].strip() for line in block[1].splitlines()] == ["make deploy", "make test"]
+    assert [line.split("#")[0].strip() for line in block[1].splitlines()] == ["$ make deploy", "$ make test"]
 
 
 def test_ci_runs_what_people_run():
