@@ -36,6 +36,8 @@ from .venv_links import LOCK, activate, linked, turn
 
 #: What an installed release takes beyond its unpacked wheels: bytecode and the file system's rounding.
 SPACE_FACTOR = 1.25
+#: The package that compiles against Python's headers at an engine's start.
+HEADERS_FOR = "triton"
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,10 @@ def check(seen: Observation, request: Request, host: Host, hashes: bool = True) 
     if not problems:
         needed = [wheel for wheel in wheelhouse.wheels if wheel.file in pins or wheel.file == wheelhouse.uv]
         problems += release.check_wheels(seen.wheelhouse, needed, hashes)
-    problems += _check_carried(seen, request, wheelhouse, hashes) if seen.carried else _check_interpreter(seen, host)
+    if seen.carried:
+        problems += _check_carried(seen, request, wheelhouse, hashes)
+    else:
+        problems += _check_interpreter(seen, request, host)
     problems += _check_places(seen, request, host) + _check_base(request)
     problems += _check_space(request, wheelhouse, seen, host)
     if problems:
@@ -257,7 +262,7 @@ def apply(request: Request, host: Host) -> List[Step]:
                 shutil.rmtree(step.subject, ignore_errors=True)
             elif step.action == "unpack":
                 check(seen, request, host)
-                _unpack(seen, host)
+                _unpack(seen, request, host)
             elif step.action in ("build", "repair"):
                 _build(request, seen, check(seen, request, host), host)
             elif step.action == "activate":
@@ -366,14 +371,27 @@ def _check_places(seen: Observation, request: Request, host: Host) -> List[Refus
     ]
 
 
-def _check_interpreter(seen: Observation, host: Host) -> List[Refusal]:
-    code = "import asyncio, ctypes, ssl, sqlite3, sys; print('%d.%d' % sys.version_info[:2])"
+def _check_interpreter(seen: Observation, request: Request, host: Host) -> List[Refusal]:
+    """Refuse a Python without its standard library, or without its headers where the release needs them.
+
+    Triton compiles a helper of its own against Python.h when an engine starts, and distributions pack the headers apart.
+    """
+    code = (
+        "import asyncio, ctypes, os, ssl, sqlite3, sys, sysconfig; print('%d.%d' % sys.version_info[:2]); "
+        "print(os.path.join(sysconfig.get_path('include', 'posix_prefix'), 'Python.h'))"
+    )
     answer = host.runner([seen.interpreter, "-I", "-c", code])
-    if answer.rc == 0 and answer.out.strip() == seen.python:
+    version, _newline, header = answer.out.strip().partition("\n")
+    if answer.rc != 0 or version != seen.python:
+        words = _last_line(answer) or f"exit status {answer.rc}"
+        remedy = f"install the distribution's whole package: apt-get install python{seen.python} (not -minimal)"
+        return [Refusal(seen.interpreter, words, f"Python {seen.python} with its whole standard library", remedy)]
+    compiles = any(pin.name == HEADERS_FOR for pins in request.pins(seen.python).values() for pin in pins)
+    if not compiles or os.path.exists(header):
         return []
-    words = _last_line(answer) or f"exit status {answer.rc}"
-    remedy = f"install the distribution's whole package: apt-get install python{seen.python} (not -minimal)"
-    return [Refusal(seen.interpreter, words, f"Python {seen.python} with its whole standard library", remedy)]
+    needed = f"the headers of Python {seen.python}, which {HEADERS_FOR} compiles with at the first start"
+    remedy = f"apt-get install python{seen.python}-dev, or dnf install python{seen.python}-devel"
+    return [Refusal(seen.interpreter, f"no {header}", needed, remedy)]
 
 
 def _check_carried(seen: Observation, request: Request, wheelhouse: Wheelhouse, hashes: bool) -> List[Refusal]:
@@ -415,7 +433,7 @@ def _check_space(request: Request, wheelhouse: Wheelhouse, seen: Observation, ho
     return [Refusal(f"disk space at {request.root}", found, wanted, remedy)]
 
 
-def _unpack(seen: Observation, host: Host) -> None:
+def _unpack(seen: Observation, request: Request, host: Host) -> None:
     """Unpack the carried interpreter beside its final folder, start it, and give it its name by one rename."""
     final = os.path.dirname(os.path.dirname(seen.interpreter))
     draft = f"{final}.{os.getpid()}.partial"
@@ -432,7 +450,8 @@ def _unpack(seen: Observation, host: Host) -> None:
         options: Dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(draft, **options)
     inside = os.path.join(draft, "python")
-    found = _check_interpreter(replace(seen, interpreter=os.path.join(inside, "bin", f"python{seen.python}")), host)
+    program = os.path.join(inside, "bin", f"python{seen.python}")
+    found = _check_interpreter(replace(seen, interpreter=program), request, host)
     if found:
         raise ReleaseRefused(found)
     host.sync()

@@ -5,6 +5,8 @@ import hashlib
 import os
 import pathlib
 import sys
+import sysconfig
+import tarfile
 
 import pytest
 from pdstack import release, runner, venv
@@ -96,3 +98,38 @@ def test_it_goes_with_the_last_release_that_uses_it(bare):
     apply(made, pin)
     venv.apply(made.request(carried={PYTHON: pin}, wanted=False), made.host())
     assert os.listdir(made.root) == []
+
+
+def test_a_python_without_the_headers_that_triton_needs_is_refused(bare):
+    """Triton's helper includes Python.h: without it the engine ends at its first kernel, after everything has loaded."""
+    made, pin = bare
+    made.lock(alpha="1.0", beta="2.0", triton="3.8.0")
+    made.write_manifest(interpreter=release.Wheel(pin.file, pin.sha256, (made.wheelhouse / pin.file).stat().st_size, 1))
+    with pytest.raises(release.ReleaseRefused) as caught:
+        apply(made, pin)
+    (found,) = caught.value.refusals
+    assert found.found.endswith(f"/include/python{PYTHON}/Python.h")
+    assert f"python{PYTHON}-dev" in found.remedy
+    assert not os.path.lexists(made.root / "current")
+    with tarfile.open(made.wheelhouse / pin.file) as archive:
+        assert not [name for name in archive.getnames() if name.endswith("Python.h")]  # what the refusal is about
+
+
+def test_a_python_with_its_headers_serves_triton(fake, tmp_path):
+    """The path that is looked at is the one that Triton gives to the compiler, a real Python's own."""
+    folder = pathlib.Path(sysconfig.get_path("include", "posix_prefix"))
+    fake.lock(alpha="1.0", beta="2.0", triton="3.8.0")
+    asked = []
+
+    def runner_with_headers(argv):
+        answer = runner.run(argv)
+        if "sysconfig" in argv[-1]:
+            version, header = answer.out.split()
+            asked.append(header)
+            (tmp_path / "Python.h").write_text("")
+            answer = dataclasses.replace(answer, out=f"{version}\n{tmp_path / 'Python.h'}\n")
+        return answer
+
+    steps = venv.apply(fake.request(), fake.host(runner=runner_with_headers))
+    assert [step.action for step in steps] == ["build", "activate"]
+    assert asked == [str(folder / "Python.h")]
