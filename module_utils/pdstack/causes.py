@@ -70,15 +70,34 @@ CAUSES: List[Cause] = [
         "compare `nvidia-smi --query-gpu=compute_cap` with the release in docs/releases.md",
     ),
     Cause(
+        r"Python\.h: No such file|Failed to find C compiler",
+        "Triton could not compile its helper: Python's headers or the compiler are not there",
+        "run playbooks/host.yml: gpu_host installs both (gpu_host_build_packages)",
+    ),
+    Cause(
+        r"fallen off the bus|uncorrectable ECC error|GPU is lost|Unable to determine the device handle",
+        "a GPU failed",
+        "`dmesg | grep Xid` names it; reset or power-cycle the host, and keep a GPU that fails again from serving "
+        "(pd_excluded_gpus)",
+    ),
+    Cause(
+        r"no CUDA-capable device is detected|CUDA unknown error|CUDA driver initialization failed"
+        r"|No CUDA GPUs are available",
+        "the driver shows the service no GPU, most likely since /dev/nvidia* or /dev/nvidia-uvm is not there",
+        "run playbooks/probe.yml, which asks as root and so makes them; see `ls -l /dev/nvidia*` and `dmesg`",
+    ),
+    Cause(
         r"nvcc(?:: not found| fatal)|Could not find nvcc|CUDA_HOME.*not set|ninja: (?:error|build stopped)",
         "kernels could not be compiled at run time",
         "run playbooks/host.yml: cuda_toolkit compares the toolkit below /opt/pdstack/cuda with its lock and mends it",
     ),
     Cause(
-        r"Watchdog timeout|DistBackendError|Timed out waiting for .* to join|store->get\(.*timeout",
-        "a rank hung or never joined the others: NCCL between the GPUs of this instance",
-        "run playbooks/probe.yml with pd_probe_measure=true and look at P2P, IOMMU and ACS; NCCL_DEBUG=INFO in "
-        "pd_engine.extra_env names the step",
+        # The engine's own watchdog (srt/utils/watchdog.py); NCCL's is another one.
+        r"Scheduler watchdog timeout|DistBackendError|Timed out waiting for .* to join|store->get\(.*timeout",
+        "a rank hung or never joined the others: NCCL between the GPUs of this instance, or one pass compiled kernels "
+        "for longer than pd_engine.watchdog_timeout_s",
+        "where the journal shows a compilation, raise pd_engine.watchdog_timeout_s; else run playbooks/probe.yml with "
+        "pd_probe_measure=true and look at P2P, IOMMU and ACS; NCCL_DEBUG=INFO in pd_engine.extra_env names the step",
     ),
     Cause(
         r"NCCL (?:WARN|ERROR)|ncclInternalError|ncclSystemError|Watchdog caught collective operation timeout",

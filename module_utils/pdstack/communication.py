@@ -32,8 +32,12 @@ class Choices:
         self.why.append(Why(decision, reason))
 
 
-def all_reduce(view: HostView, positions: Sequence[int]) -> Choices:
-    """Decide NCCL's environment and the all-reduce kernels for GPUs that work together."""
+def all_reduce(view: HostView, positions: Sequence[int], role: str, pcie_kernels: str = "") -> Choices:
+    """Decide NCCL's environment and the all-reduce kernels for GPUs that work together.
+
+    ``role`` is that of the instance; ``pcie_kernels`` names the variable that turns on the release's own all-reduce for
+    GPUs without NVLink, where it has one.
+    """
     chosen = Choices()
     if len(positions) < 2:
         chosen.because("all-reduce", "one GPU: there is nothing to reduce over")
@@ -63,13 +67,27 @@ def all_reduce(view: HostView, positions: Sequence[int]) -> Choices:
         )
     elif claimed is None:
         chosen.because("NCCL_P2P_LEVEL", f"not set: peer access between {gpus} is not known")
-    chosen.env["NCCL_PROTO"] = "LL"
-    chosen.env["NCCL_ALGO"] = "Ring"
-    chosen.because(
-        "NCCL_PROTO, NCCL_ALGO",
-        "no NVLink: ring with LL reached the PCIe floor in the reference (19% of GPU time); pd_engine.extra_env wins",
-    )
-    if roots > 1 and any((facts.gpus[i].compute_capability or "").startswith("12.") for i in positions):
+    if role == "prefill":
+        chosen.because(
+            "NCCL_PROTO, NCCL_ALGO",
+            "not set: LL sends a flag with every 4 bytes, which halves the bandwidth for the 64 MB that a prefill step "
+            "of 8192 tokens reduces; NCCL chooses by size",
+        )
+    else:
+        chosen.env["NCCL_PROTO"] = "LL"
+        chosen.env["NCCL_ALGO"] = "Ring"
+        chosen.because(
+            "NCCL_PROTO, NCCL_ALGO",
+            "no NVLink: ring with LL reached the PCIe floor of decode in the reference (19% of GPU time); "
+            "pd_engine.extra_env wins",
+        )
+    if pcie_kernels and role != "prefill" and _sm_12x(facts, positions):
+        chosen.because(
+            "PCIe all-reduce",
+            f"off: {pcie_kernels}=1 in pd_engine.extra_env turns on the release's kernels for GPUs without NVLink; its "
+            "authors measured 13.6 instead of 21.1 ms a token on 8 sm_120 GPUs, nobody did with this bundle",
+        )
+    if roots > 1 and _sm_12x(facts, positions):
         chosen.args["disable-custom-all-reduce"] = True
         chosen.because(
             "disable-custom-all-reduce",
@@ -163,6 +181,10 @@ def _fusion(facts: HostFacts, positions: Sequence[int]) -> Choices:
     else:
         chosen.because(name, "on where the engine chooses it: every step of the cuMemCreate probe answers 0")
     return chosen
+
+
+def _sm_12x(facts: HostFacts, positions: Sequence[int]) -> bool:
+    return any((facts.gpus[i].compute_capability or "").startswith("12.") for i in positions)
 
 
 def _nvlink(facts: HostFacts, positions: Sequence[int]) -> bool:

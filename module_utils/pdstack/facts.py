@@ -44,6 +44,7 @@ class GpuProcess:
     pid: int
     command: str
     memory_bytes: Optional[int] = None
+    unit: Optional[str] = None  # the systemd unit of that process
 
 
 @dataclass(frozen=True)

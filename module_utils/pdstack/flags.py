@@ -28,6 +28,7 @@ class Engine:
     speculative_reason: str = ""
     minimum_driver: int = 580  # CUDA 13.0
     kernel_reason: str = ""  # what the bundle's own sm_120 kernels do for this release under "auto"; "": nothing
+    pcie_all_reduce: str = ""  # variable that turns on all-reduce kernels for GPUs without NVLink, where it has some
     strict_numa: str = ""  # variable that makes a failed NUMA binding of a rank fatal, where the release has one
 
 
@@ -73,6 +74,7 @@ ENGINES: Dict[str, Engine] = {
         compute_capabilities=("9.0", "10.0", "10.3", "12.0"),
         speculative=("EAGLE", "DSPARK"),
         kernel_reason="this release has sm_120 kernels of its own: only the guard of the draft model's FP4 experts",
+        pcie_all_reduce="SGLANG_ENABLE_PCIE_IPC_ALLREDUCE",
         strict_numa="SGLANG_CRASH_ON_NUMA_BIND_FAILURE",
     ),
 }

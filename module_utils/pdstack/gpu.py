@@ -20,10 +20,11 @@ def join(
     nvml_answers: NvmlAnswers,
     nodes: List[NumaNode],
     command: Callable[[int], str] = lambda pid: "",
+    unit: Callable[[int], Optional[str]] = lambda pid: None,
 ) -> List[Gpu]:
     """Return every GPU that any source knows, ascending by PCI id.
 
-    ``command`` names a process by its pid. A sandbox may hide the PCI bus: such a GPU has no
+    ``command`` names a process by its pid, ``unit`` its systemd unit. A sandbox may hide the PCI bus: such a GPU has no
     path, and its node follows from the only-node rule or is not known.
     """
     by_bus = {gpu.pci: gpu for gpu in bus}
@@ -37,7 +38,7 @@ def join(
             by_nvml.get(address) or NvmlDevice(address),
             cuda_answers.status,
             nvml_answers.status,
-            command,
+            lambda seen: GpuProcess(seen.pid, seen.command or command(seen.pid), seen.memory_bytes, unit(seen.pid)),
         )
         for address in addresses
     ]
@@ -54,7 +55,7 @@ def _gpu(
     nvml: NvmlDevice,
     cuda_status: str,
     nvml_status: str,
-    command: Callable[[int], str],
+    named: Callable[[GpuProcess], GpuProcess],
 ) -> Gpu:
     problems = [*bus.problems, *nvml.problems, *(device.problems if device else [])]
     if cuda_status == "ok" and device is None:
@@ -88,7 +89,7 @@ def _gpu(
         compute_mode=nvml.compute_mode,
         fabric_state=nvml.fabric_state,
         nvlinks_active=nvml.nvlinks_active,
-        processes=[GpuProcess(p.pid, p.command or command(p.pid), p.memory_bytes) for p in nvml.processes],
+        processes=[named(process) for process in nvml.processes],
         problems=problems,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from .facts import Gpu, HostFacts
 from .folders import STATE_DIR
@@ -11,7 +11,7 @@ from .intent import Host, Intent, is_bindable
 from .plan_types import Plan
 from .refusal import Refusal
 
-ENGINE_PROCESS = "sglang"  # what the engine calls its processes; one of another deployment holds a port too
+ENGINE_PROCESS = "sglang"  # what the engine calls its processes
 _DRIVER_REMEDY = {
     "absent": "install driver 580 or newer with the open kernel modules, then run again",
     "not_loaded": "load it (modprobe nvidia), see dmesg when that fails",
@@ -236,23 +236,32 @@ def _branch(version: Optional[str]) -> Optional[int]:
     return int(head) if head.isdigit() else None
 
 
-def in_use(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Refusal]:
-    """Return a refusal for each planned GPU on which a program that is no engine holds memory."""
-    users: Dict[Tuple[str, int, str, Optional[int]], List[str]] = {}
+def in_use(
+    wanted: Plan, facts: Mapping[str, HostFacts], excused: Callable[[str, str], bool] = lambda host, unit: False
+) -> List[Refusal]:
+    """Return a refusal for each planned GPU on which a program holds memory whose unit on its host is not excused.
+
+    Where a process's unit is not known, an engine's name is taken for one of ours.
+    """
+    users: Dict[Tuple[str, int, str, str, Optional[int]], List[str]] = {}
     for item in wanted.instances:
         if wanted.profile != "gpu" or item.host not in facts:
             continue
         for planned in item.gpus:
             for process in facts[item.host].gpus[planned.position].processes:
-                if not process.command.startswith(ENGINE_PROCESS):
-                    key = (item.host, process.pid, process.command, process.memory_bytes)
+                unit = process.unit or ""
+                if not (excused(item.host, unit) if unit else process.command.startswith(ENGINE_PROCESS)):
+                    key = (item.host, process.pid, process.command, unit, process.memory_bytes)
                     users.setdefault(key, []).append(planned.pci)
     return [
         Refusal(
             f"{host} GPU {', '.join(gpus)}",
-            f"process {pid} ({command or 'unknown command'}) holds " + (f"{size / 1e9:.1f} GB" if size else "memory"),
+            f"process {pid} ({command or 'unknown command'})"
+            + (f" of unit {unit}" if unit else "")
+            + (f" holds {size / 1e9:.1f} GB" if size else " holds memory"),
             "GPUs that nothing else uses",
-            f"stop it if nobody needs it (systemctl status {pid} names its unit)",
+            "stop it if nobody needs it "
+            + (f"(systemctl disable --now {unit})" if unit.endswith(".service") else f"(kill {pid})"),
         )
-        for (host, pid, command, size), gpus in sorted(users.items(), key=lambda entry: entry[0][:2])
+        for (host, pid, command, unit, size), gpus in sorted(users.items(), key=lambda entry: entry[0][:2])
     ]

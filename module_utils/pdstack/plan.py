@@ -132,7 +132,7 @@ def foreign_holders(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Tuple[
     found: List[Tuple[str, int, str, Port]] = []
     for host, port, user in checks.port_users(wanted.instances, wanted.routers):
         holders = [item for item in facts[host].ports if item.port == port] if host in facts else []
-        foreign = [holder for holder in holders if not _ours(holder)]
+        foreign = [holder for holder in holders if not _ours(holder.unit or "")]
         found += [(host, port, user, holder) for holder in foreign[:1]]
     return found
 
@@ -161,12 +161,17 @@ def _named(holder: Port, names: Sequence[str]) -> bool:
 
 
 def foreign_processes(wanted: Plan, facts: Mapping[str, HostFacts]) -> List[Refusal]:
-    """Return a refusal for each planned GPU on which a program that is no engine holds memory."""
-    return hostchecks.in_use(wanted, facts)
+    """Return a refusal for each planned GPU on which a program holds memory that is neither ours nor told elsewhere.
+
+    What also holds one of our ports is told, or stopped, because of that.
+    """
+    told: Dict[str, Set[str]] = {}
+    for host, _, _, holder in foreign_holders(wanted, facts):
+        told.setdefault(host, set()).add(holder.unit or "")
+    return hostchecks.in_use(wanted, facts, lambda host, unit: _ours(unit) or unit in told.get(host, set()))
 
 
-def _ours(holder: Port) -> bool:
-    unit = holder.unit or ""
+def _ours(unit: str) -> bool:
     return unit == "pd-router.service" or unit.startswith(("pd-prefill@", "pd-decode@", "pd-aggregated@"))
 
 

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from . import codec, cuda, fabric, gpu, isolate, nvml, p2p, sysfs
 from .answers import CudaAnswers, NvmlAnswers
+from .cgroup import unit_of
 from .facts import HostFacts
 
 SIMULATED_ANSWERS = "pdstack-simulated.json"
@@ -72,7 +73,14 @@ def probe(
     manager = _fabric_manager(tree, bool(switches), asked.recorded, runner)
     kernel_seconds = clock() - started
     cuda_answers, nvml_answers, seconds = asked.collect()
-    gpus = gpu.join(bus, cuda_answers, nvml_answers, nodes, lambda pid: tree.text("proc", str(pid), "comm") or "")
+    gpus = gpu.join(
+        bus,
+        cuda_answers,
+        nvml_answers,
+        nodes,
+        lambda pid: tree.text("proc", str(pid), "comm") or "",
+        lambda pid: unit_of(tree.path("proc"), pid),
+    )
     facts = HostFacts(
         host=request.host or machine.hostname,
         simulated=not tree.real or request.library is not None,

@@ -18,6 +18,8 @@ CPU_BOOTSTRAP_TIMEOUT_S = 10
 CPU_WAITING_TIMEOUT_S = 30
 GPU_BOOTSTRAP_TIMEOUT_S = 120
 GPU_WAITING_TIMEOUT_S = 300
+WARM_UP_TIMEOUT_S = 1800
+COMPILER_BYTES = 9_000_000_000  # measured: docs/releases.md#the-first-start
 
 
 def model(intent: Intent) -> ModelRef:
@@ -56,7 +58,7 @@ def security(intent: Intent, facts: Mapping[str, HostFacts]) -> SecurityRef:
 def instance(intent: Intent, seat: Seat, cpus: Cpus, peers: Sequence[Seat]) -> Instance:
     """Return one engine instance. ``peers`` are the seats that a KV cache may come from or go to."""
     ports = _ports(intent, seat)
-    chosen = _gpu(intent, seat, peers) if intent.profile == "gpu" else _cpu(intent, seat)
+    chosen = _gpu(intent, seat, cpus, peers) if intent.profile == "gpu" else _cpu(intent, seat)
     args = {**_common(intent, seat, ports), **chosen.args}
     env = {**_addresses(intent, seat), **chosen.env}
     why = [
@@ -184,11 +186,11 @@ def _handover_reasons(intent: Intent, seat: Seat, env: Dict[str, str]) -> List[W
     ]
 
 
-def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
+def _gpu(intent: Intent, seat: Seat, cpus: Cpus, peers: Sequence[Seat]) -> Choices:
     """Arguments and environment of a real engine on GPUs."""
     release, engine = intent.release.engine, intent.settings.engine
     facts = seat.view.facts
-    chosen = communication.all_reduce(seat.view, seat.spot.positions)
+    chosen = communication.all_reduce(seat.view, seat.spot.positions, seat.role, release.pcie_all_reduce)
     args, env = chosen.args, chosen.env
     args["tp-size"] = seat.tp
     args["mem-fraction-static"] = engine.mem_fraction_static
@@ -224,6 +226,21 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
         "HOME",
         "the JIT cache too: Triton, TileLang, tvm-ffi and flashinfer of some releases write below the home folder",
     )
+    jobs = _compile_jobs(facts, cpus)
+    if jobs:
+        env["MAX_JOBS"] = str(jobs)
+        chosen.because(
+            "MAX_JOBS",
+            f"{jobs} compilers at once: ninja would start one for each CPU, and each takes up to "
+            f"{COMPILER_BYTES / 1e9:.0f} GB of the memory that the instance may use",
+        )
+    if seat.role == "aggregated":
+        env["SGLANG_WARMUP_TIMEOUT"] = str(WARM_UP_TIMEOUT_S)
+        chosen.because(
+            "SGLANG_WARMUP_TIMEOUT",
+            f"{WARM_UP_TIMEOUT_S} s, as the engine gives prefill and decode: after its 600 s it would end while "
+            "kernels are compiled, and begin anew",
+        )
     if len(seat.spot.nodes) > 1 and None not in seat.spot.nodes:
         args["numa-node"] = [seat.view.gpu_nodes[i] for i in seat.spot.positions]
         if release.strict_numa:
@@ -241,6 +258,19 @@ def _gpu(intent: Intent, seat: Seat, peers: Sequence[Seat]) -> Choices:
         env.update(lane.env)
         chosen.why += lane.why
     return chosen
+
+
+def _compile_jobs(facts: HostFacts, cpus: Cpus) -> int:
+    """Return how many compilers may run at once on the instance's CPUs and in its memory; 0 where that is not known.
+
+    Half the memory, since two instances may share it and the weights want their share of the page cache.
+    """
+    allowed = cpulist.parse(cpus.memory_nodes)
+    sizes = [node.memory_bytes for node in facts.numa if node.memory_bytes and (not allowed or node.node in allowed)]
+    if not sizes:
+        return 0
+    processors = len(cpulist.parse(cpus.cpus)) or sum(len(cpulist.parse(node.cpus)) for node in facts.numa)
+    return max(1, min(processors or 1, sum(sizes) // 2 // COMPILER_BYTES))
 
 
 _LOCALITY = {

@@ -374,7 +374,7 @@ def _check_places(seen: Observation, request: Request, host: Host) -> List[Refus
 def _check_interpreter(seen: Observation, request: Request, host: Host) -> List[Refusal]:
     """Refuse a Python without its standard library, or without its headers where the release needs them.
 
-    Triton compiles a helper of its own against Python.h when an engine starts, and distributions pack the headers apart.
+    Triton compiles a helper against Python.h when an engine starts, and distributions pack the headers apart.
     """
     code = (
         "import asyncio, ctypes, os, ssl, sqlite3, sys, sysconfig; print('%d.%d' % sys.version_info[:2]); "

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pathlib
 import tomllib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pdstack import flags
 from pdstack.facts import Fabric, P2p, ProbeStep
 from unit.plan import inventories as inv
-from unit.plan.asking import named, reasons
+from unit.plan.asking import SMALL, named, reasons
 from unit.plan.recorded import recorded
 
 
@@ -80,6 +81,57 @@ def test_one_switch_needs_no_level() -> None:
     item = named(inv.planned(inv.host(switch=4), pd_topology=inv.pd(4, 4)), "prefill-0")
     assert "NCCL_P2P_LEVEL" not in item.env
     assert "disable-custom-all-reduce" not in item.args
+
+
+@pytest.mark.parametrize(
+    ("host", "release", "role", "said"),
+    [
+        ("rtx-pro-6000-8", "sglang-0.5.23", "decode-0", "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1"),
+        ("rtx-pro-6000-8", "sglang-0.5.23", "prefill-0", ""),  # its messages are larger than those kernels take
+        ("rtx-pro-6000-8", "sglang-0.5.13.post1", "decode-0", ""),  # has none
+        ("nvswitch-8", "sglang-0.5.23", "decode-0", ""),  # has NVLink
+    ],
+)
+def test_kernels_for_gpus_without_nvlink_are_offered_and_stay_off(
+    host: str, release: str, role: str, said: str
+) -> None:
+    item = named(inv.planned(recorded()[host], pd_release=release), role)
+    assert "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE" not in item.env
+    found = [why.reason for why in item.why if why.decision == "PCIe all-reduce"]
+    assert [said in reason for reason in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "topology", "jobs"),
+    [
+        (1024, inv.pd(4, 4), 32),  # each of the node's 32 CPUs
+        (256, inv.pd(4, 4), 14),  # the node's memory is what is short
+        (512, inv.pd(2, 2, p=2, d=2), 16),  # 16 CPUs of the node's 32
+        (256, inv.aggregated(8), 28),  # over both nodes
+        (2, inv.pd(4, 4), 1),
+    ],
+)
+def test_compilers_of_the_first_start_fit_into_the_instances_memory(gigabytes: int, topology: Any, jobs: int) -> None:
+    """ninja starts one for each CPU: 128 of them on one node of the reference's host, at gigabytes each."""
+    facts = inv.host()
+    facts = replace(facts, numa=[replace(node, memory_bytes=gigabytes * 10**9) for node in facts.numa])
+    for item in inv.planned(facts, pd_topology=topology, pd_model=SMALL).instances:
+        assert item.env["MAX_JOBS"] == str(jobs), item.name
+
+
+def test_nothing_is_said_of_compilers_where_the_memory_is_not_known() -> None:
+    facts = inv.host()
+    facts = replace(facts, numa=[replace(node, memory_bytes=None) for node in facts.numa])
+    assert "MAX_JOBS" not in named(inv.planned(facts), "decode-0").env
+
+
+def test_a_server_that_does_all_has_as_long_for_its_first_request_as_a_pair() -> None:
+    """The engine gives prefill and decode 1800 s for it and others 600, after which it ends itself."""
+    for topology in (inv.aggregated(8), inv.replicas(4, 2)):
+        for item in inv.planned(inv.host(), pd_topology=topology).instances:
+            assert item.env["SGLANG_WARMUP_TIMEOUT"] == "1800"
+    for item in inv.planned(inv.host()).instances:
+        assert "SGLANG_WARMUP_TIMEOUT" not in item.env
 
 
 @pytest.mark.parametrize(

@@ -276,3 +276,23 @@ def test_ports_and_gpus_in_the_hands_of_others() -> None:
                                 if i < 2 else g for i, g in enumerate(facts.gpus)])  # fmt: skip
     (item,) = plan.foreign_processes(made, {"gpu1": busy})
     assert (item.subject, "100.0 GB" in item.found) == ("gpu1 GPU 0000:10:00.0, 0000:11:00.0", True)
+
+
+def test_who_else_is_on_a_planned_gpu_is_told_by_its_unit() -> None:
+    """An engine of a former deployment has our engines' name. Its memory is missed when ours has loaded for minutes."""
+    made = inv.planned(inv.host())
+    users = [
+        GpuProcess(7, "sglang::schedul", 9 * 10**10, "pd-decode@0.service"),  # ours
+        GpuProcess(8, "sglang::schedul", 9 * 10**10, "old-model.service"),
+        GpuProcess(9, "VLLM::Worker_TP0", 9 * 10**10, "docker-1a2b.scope"),
+        GpuProcess(10, "VLLM::Worker_TP0", 9 * 10**10, "vllm.service"),  # told, or stopped, because of its port
+    ]
+    facts = inv.host(ports=[Port(8000, "0.0.0.0", 11, "vllm", "vllm.service", "2026-06-15T10:00:00Z")])
+    facts = replace(facts, gpus=[replace(gpu, processes=users if not i else []) for i, gpu in enumerate(facts.gpus)])
+    found = plan.foreign_processes(made, {"gpu1": facts})
+    assert [item.found.partition(" holds")[0] for item in found] == [
+        "process 8 (sglang::schedul) of unit old-model.service",
+        "process 9 (VLLM::Worker_TP0) of unit docker-1a2b.scope",
+    ]
+    assert "systemctl disable --now old-model.service" in found[0].remedy
+    assert "kill 9" in found[1].remedy

@@ -39,7 +39,6 @@ def test_the_reference_deployment() -> None:
         assert item.args["disable-custom-all-reduce"] is True
         assert item.args["enforce-disable-flashinfer-allreduce-fusion"] is True
         assert item.env["NCCL_P2P_LEVEL"] == "SYS"
-        assert (item.env["NCCL_PROTO"], item.env["NCCL_ALGO"]) == ("LL", "Ring")
         assert item.env["UCX_TLS"] == "cuda_copy,cuda_ipc,sm,self,tcp"
         assert item.env["SGLANG_HOST_IP"] == item.address
         assert item.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -48,6 +47,8 @@ def test_the_reference_deployment() -> None:
         assert "numa-node" not in item.args
     assert prefill.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
     assert decode.env["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert (decode.env["NCCL_PROTO"], decode.env["NCCL_ALGO"]) == ("LL", "Ring")
+    assert not {"NCCL_PROTO", "NCCL_ALGO"} & set(prefill.env), "LL halves the bandwidth of prefill's large messages"
     assert prefill.args["disable-cuda-graph"] is True
     assert decode.args["cuda-graph-max-bs"] == 32
     (router,) = made.routers
@@ -216,8 +217,8 @@ def test_levers_of_the_operator_win_and_are_named() -> None:
         pd_topology=inv.pd(prefill=4) | {"prefill": {"tp": 4, "extra_args": {"chunked-prefill-size": 2048}}},
     )
     prefill, decode = named(made, "prefill-0"), named(made, "decode-0")
-    assert prefill.env["NCCL_PROTO"] == "Simple"
-    assert "replaces LL by Simple" in reasons(prefill, "NCCL_PROTO")
+    assert prefill.env["NCCL_PROTO"] == decode.env["NCCL_PROTO"] == "Simple"
+    assert "replaces LL by Simple" in reasons(decode, "NCCL_PROTO")
     assert prefill.args["chunked-prefill-size"] == 2048
     assert "chunked-prefill-size" not in decode.args
     assert decode.args["ep-size"] == 4
