@@ -19,7 +19,7 @@ CPU_WAITING_TIMEOUT_S = 30
 GPU_BOOTSTRAP_TIMEOUT_S = 120
 GPU_WAITING_TIMEOUT_S = 300
 WARM_UP_TIMEOUT_S = 1800
-COMPILER_BYTES = 9_000_000_000  # measured: docs/releases.md#the-first-start
+COMPILER_BYTES = 9_000_000_000  # measured: docs/releases.md#compiled-ahead-of-the-first-start
 
 
 def model(intent: Intent) -> ModelRef:
@@ -263,14 +263,15 @@ def _gpu(intent: Intent, seat: Seat, cpus: Cpus, peers: Sequence[Seat]) -> Choic
 def _compile_jobs(facts: HostFacts, cpus: Cpus) -> int:
     """Return how many compilers may run at once on the instance's CPUs and in its memory; 0 where that is not known.
 
-    Half the memory, since two instances may share it and the weights want their share of the page cache.
+    Of three quarters of it: the engine and the weights in the page cache want the rest. Instances that share it compile
+    in turns, since they share the cache and its locks.
     """
     allowed = cpulist.parse(cpus.memory_nodes)
     sizes = [node.memory_bytes for node in facts.numa if node.memory_bytes and (not allowed or node.node in allowed)]
     if not sizes:
         return 0
     processors = len(cpulist.parse(cpus.cpus)) or sum(len(cpulist.parse(node.cpus)) for node in facts.numa)
-    return max(1, min(processors or 1, sum(sizes) // 2 // COMPILER_BYTES))
+    return max(1, min(processors or 1, sum(sizes) * 3 // 4 // COMPILER_BYTES))
 
 
 _LOCALITY = {

@@ -24,20 +24,18 @@ import shutil
 import sys
 import tarfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from . import codec, release, space, venv_build, venv_prune
+from . import codec, pythons, release, space, venv_build, venv_prune
 from .folders import JIT_DIR
 from .refusal import Refusal
 from .release import Drift, Manifest, Pin, ReleaseRefused, Wheelhouse
-from .runner import Completed, Runner
+from .runner import Runner
 from .venv_links import LOCK, activate, linked, turn
 
 #: What an installed release takes beyond its unpacked wheels: bytecode and the file system's rounding.
 SPACE_FACTOR = 1.25
-#: The package that compiles against Python's headers at an engine's start.
-HEADERS_FOR = "triton"
 
 
 @dataclass(frozen=True)
@@ -226,7 +224,7 @@ def check(seen: Observation, request: Request, host: Host, hashes: bool = True) 
     if seen.carried:
         problems += _check_carried(seen, request, wheelhouse, hashes)
     else:
-        problems += _check_interpreter(seen, request, host)
+        problems += _check_interpreter(seen.interpreter, seen, request, host)
     problems += _check_places(seen, request, host) + _check_base(request)
     problems += _check_space(request, wheelhouse, seen, host)
     if problems:
@@ -371,27 +369,9 @@ def _check_places(seen: Observation, request: Request, host: Host) -> List[Refus
     ]
 
 
-def _check_interpreter(seen: Observation, request: Request, host: Host) -> List[Refusal]:
-    """Refuse a Python without its standard library, or without its headers where the release needs them.
-
-    Triton compiles a helper against Python.h when an engine starts, and distributions pack the headers apart.
-    """
-    code = (
-        "import asyncio, ctypes, os, ssl, sqlite3, sys, sysconfig; print('%d.%d' % sys.version_info[:2]); "
-        "print(os.path.join(sysconfig.get_path('include', 'posix_prefix'), 'Python.h'))"
-    )
-    answer = host.runner([seen.interpreter, "-I", "-c", code])
-    version, _newline, header = answer.out.strip().partition("\n")
-    if answer.rc != 0 or version != seen.python:
-        words = _last_line(answer) or f"exit status {answer.rc}"
-        remedy = f"install the distribution's whole package: apt-get install python{seen.python} (not -minimal)"
-        return [Refusal(seen.interpreter, words, f"Python {seen.python} with its whole standard library", remedy)]
-    compiles = any(pin.name == HEADERS_FOR for pins in request.pins(seen.python).values() for pin in pins)
-    if not compiles or os.path.exists(header):
-        return []
-    needed = f"the headers of Python {seen.python}, which {HEADERS_FOR} compiles with at the first start"
-    remedy = f"apt-get install python{seen.python}-dev, or dnf install python{seen.python}-devel"
-    return [Refusal(seen.interpreter, f"no {header}", needed, remedy)]
+def _check_interpreter(program: str, seen: Observation, request: Request, host: Host) -> List[Refusal]:
+    pins = [pin.name for items in request.pins(seen.python).values() for pin in items]
+    return pythons.check(program, seen.python, pins, host.runner)
 
 
 def _check_carried(seen: Observation, request: Request, wheelhouse: Wheelhouse, hashes: bool) -> List[Refusal]:
@@ -450,8 +430,7 @@ def _unpack(seen: Observation, request: Request, host: Host) -> None:
         options: Dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         archive.extractall(draft, **options)
     inside = os.path.join(draft, "python")
-    program = os.path.join(inside, "bin", f"python{seen.python}")
-    found = _check_interpreter(replace(seen, interpreter=program), request, host)
+    found = _check_interpreter(os.path.join(inside, "bin", f"python{seen.python}"), seen, request, host)
     if found:
         raise ReleaseRefused(found)
     host.sync()
@@ -513,7 +492,3 @@ def _remove(steps: List[Step], request: Request) -> None:
             os.rmdir(os.path.join(request.root, name))
     if not os.path.exists(os.path.join(request.root, "releases")):
         os.unlink(os.path.join(request.root, LOCK))
-
-
-def _last_line(answer: Completed) -> str:
-    return "".join((answer.err or answer.out).strip().splitlines()[-1:])

@@ -105,9 +105,9 @@ def test_kernels_for_gpus_without_nvlink_are_offered_and_stay_off(
     ("gigabytes", "topology", "jobs"),
     [
         (1024, inv.pd(4, 4), 32),  # each of the node's 32 CPUs
-        (256, inv.pd(4, 4), 14),  # the node's memory is what is short
+        (128, inv.pd(4, 4), 10),  # the node's memory is what is short
         (512, inv.pd(2, 2, p=2, d=2), 16),  # 16 CPUs of the node's 32
-        (256, inv.aggregated(8), 28),  # over both nodes
+        (128, inv.aggregated(8), 21),  # over both nodes
         (2, inv.pd(4, 4), 1),
     ],
 )
