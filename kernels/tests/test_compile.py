@@ -175,6 +175,8 @@ def test_merge_and_finish(tmp_path: pathlib.Path) -> None:
     ]
     constants = {"ITERATIONS": 20, "BH": 1024, "BS": 64, "OVERLAP": True}
     finish = Compiled(mhc_jit.finish_kernel, 120, 4, constants, part_ptr="*fp32")
+    # Every log-sum-exp and every part once, and the sink.
+    assert merges[0].count(tmp_path, "LDG") == 2 * 32 + 1
     for code in (*merges, finish):
         assert code.shared <= SM120_SHARED
         assert code.stack(tmp_path) == 0

@@ -302,6 +302,15 @@ def decode_kernel(
 
 
 @triton.jit
+def _column(heads, HB: tl.constexpr):
+    """A vector of HB heads as a column; a scalar, for HB = 1, as it is."""
+    if HB == 1:
+        return heads
+    else:
+        return heads[:, None]
+
+
+@triton.jit
 def merge_kernel(
     part_ptr,
     part_lse_ptr,
@@ -322,34 +331,42 @@ def merge_kernel(
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    head = tl.program_id(0) * HB + tl.arange(0, HB)
+    # One head is a scalar: a tensor of one would have two layouts, and every load of it would come twice.
+    if HB == 1:
+        head = tl.program_id(0)
+        d = tl.arange(0, 512)
+        total = 0.0
+        acc = tl.zeros([512], tl.float32)
+    else:
+        head = tl.program_id(0) * HB + tl.arange(0, HB)
+        d = tl.arange(0, 512)[None, :]
+        total = tl.zeros([HB], tl.float32)
+        acc = tl.zeros([HB, 512], tl.float32)
     real = head < heads
     row = tl.program_id(1).to(tl.int64)
-    d = tl.arange(0, 512)
     # Unrolled: every load is on its way before the first one is waited for.
     lses = ()
     values = ()
-    top = tl.full([HB], float("-inf"), tl.float32)
+    top = total - float("inf")
     for i in tl.static_range(BS):
         part = (row * splits + i) * heads + head
         there = real & (i < splits)
         lse = tl.load(part_lse_ptr + part, mask=there, other=float("-inf"))
         lses = lses + (lse,)
-        values = values + (tl.load(part_ptr + part[:, None] * 512 + d[None, :], mask=there[:, None], other=0.0),)
+        at = part_ptr + _column(part, HB) * 512 + d
+        values = values + (tl.load(at, mask=_column(there, HB), other=0.0),)
         top = tl.maximum(top, lse)
     seen = top > float("-inf")
     top = tl.where(seen, top, 0.0)
-    total = tl.zeros([HB], tl.float32)
-    acc = tl.zeros([HB, 512], tl.float32)
     for i in tl.static_range(BS):
         weight = tl.exp2(lses[i] - top)
         total += weight
-        acc += weight[:, None] * values[i].to(tl.float32)
+        acc += _column(weight, HB) * values[i].to(tl.float32)
     lse2 = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
     tl.store(lse_ptr + row * heads + head, lse2 * 0.6931471805599453, mask=real)
     if HAS_SINK:
         sink = tl.load(sink_ptr + first_head + head, mask=real, other=0.0) * 1.4426950408889634
         total += tl.exp2(tl.minimum(sink - top, 126.0))
-    acc = tl.where(seen[:, None], acc / tl.where(total > 0, total, 1.0)[:, None], 0.0)
-    out_at = out_ptr + row * out_stride_b + (first_head + head)[:, None] * out_stride_h + d[None, :]
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None])
+    acc = tl.where(_column(seen, HB), acc / _column(tl.where(total > 0, total, 1.0), HB), 0.0)
+    out_at = out_ptr + row * out_stride_b + _column(first_head + head, HB) * out_stride_h + d
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=_column(real, HB))
