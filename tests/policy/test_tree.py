@@ -187,3 +187,28 @@ def test_a_bad_lock_fails(old, new):
 
 def test_an_unknown_target_is_found():
     assert unknown_targets("run `make nothing` or\n    make test\n", {"test"}) == ["nothing"]
+
+
+def link_problems(links, root):
+    """Links that lead out of the tree or nowhere: on another machine they are broken, or name a path of this one."""
+    for path in links:
+        target = (path.parent / path.readlink()).resolve()
+        if path.readlink().is_absolute() or not target.is_relative_to(root.resolve()) or not target.exists():
+            yield f"{path.relative_to(root)} -> {path.readlink()}"
+
+
+def test_links_stay_in_the_tree():
+    listed = subprocess.run(["git", "ls-files", "-s", "-z"], cwd=tree.ROOT, check=True, capture_output=True, text=True)
+    entries = [entry.partition("\t") for entry in listed.stdout.split("\0") if entry.startswith("120000")]
+    links = [tree.ROOT / path for _, _, path in entries]
+    assert links
+    assert list(link_problems(links, tree.ROOT)) == []
+
+
+def test_links_that_lead_elsewhere_are_found(tmp_path):
+    (tmp_path / "kept").mkdir()
+    targets = {"good": "kept", "absolute": str(tmp_path / "kept"), "outside": "../elsewhere", "nowhere": "missing"}
+    for name, target in targets.items():
+        (tmp_path / name).symlink_to(target)
+    found = [words.split(" -> ")[0] for words in link_problems([tmp_path / name for name in targets], tmp_path)]
+    assert found == ["absolute", "outside", "nowhere"]
