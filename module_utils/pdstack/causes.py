@@ -33,6 +33,12 @@ CAUSES: List[Cause] = [
         "lower pd_topology.context_length to what the message calls derived",
     ),
     Cause(
+        r"DSpark dense speculative decoding requires setting|DSpark speculative_num_draft_tokens must equal",
+        "the checkpoint brings no draft for DSPARK, or one for another number of tokens",
+        "leave pd_speculative.num_draft_tokens out, name a draft with pd_engine.extra_args: "
+        "speculative-draft-model-path, or take pd_speculative.algorithm: EAGLE",
+    ),
+    Cause(
         # At the start of a line, as the end of a traceback: sglang also mentions modules that it does without.
         r"(?m)^(?:ModuleNotFoundError:|(?:ImportError|OSError): .*(?:undefined symbol|cannot open shared object file))"
         r"|error while loading shared libraries",

@@ -19,6 +19,7 @@ CPU_WAITING_TIMEOUT_S = 30
 GPU_BOOTSTRAP_TIMEOUT_S = 120
 GPU_WAITING_TIMEOUT_S = 300
 WARM_UP_TIMEOUT_S = 1800
+EAGLE_STEPS = 3
 COMPILER_BYTES = 9_000_000_000  # measured: docs/releases.md#compiled-ahead-of-the-first-start
 
 
@@ -323,18 +324,29 @@ def _speculative(intent: Intent, chosen: Choices) -> None:
     wanted = intent.settings.speculative
     if wanted.algorithm == "none":
         return
-    chosen.args.update(
-        {
-            "speculative-algorithm": wanted.algorithm,
-            "speculative-num-steps": wanted.num_steps,
-            "speculative-eagle-topk": wanted.eagle_topk,
-            "speculative-num-draft-tokens": wanted.num_draft_tokens,
-            "speculative-moe-runner-backend": wanted.moe_runner_backend,
-        }
-    )
-    chosen.because(
-        "speculative-moe-runner-backend", "explicit: left to itself the engine picks kernels for sm_100 (sglang#30952)"
-    )
+    steps, tokens = wanted.num_steps, wanted.num_draft_tokens
+    if wanted.algorithm == "EAGLE":
+        steps = steps or EAGLE_STEPS
+        tokens = tokens or steps + 1
+    else:
+        chosen.because(
+            "speculative-algorithm",
+            "DSPARK: the engine takes the draft and its number of tokens from the checkpoint; another one by "
+            "pd_engine.extra_args: speculative-draft-model-path",
+        )
+    given = {
+        "speculative-algorithm": wanted.algorithm,
+        "speculative-num-steps": steps,
+        "speculative-eagle-topk": wanted.eagle_topk,
+        "speculative-num-draft-tokens": tokens,
+        "speculative-moe-runner-backend": wanted.moe_runner_backend,
+    }
+    chosen.args.update({name: value for name, value in given.items() if value is not None})
+    if wanted.moe_runner_backend is None:
+        chosen.because(
+            "speculative-moe-runner-backend",
+            "not set: the release takes the model's own, which reads the draft's FP4 experts",
+        )
 
 
 def _kernel_extension(intent: Intent, seat: Seat, chosen: Choices) -> None:

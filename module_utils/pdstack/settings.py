@@ -183,11 +183,21 @@ class Speculative:
     algorithm: str = option(
         "none", "speculative decoding", "off until measured on the user's traffic", choices=("none", "EAGLE", "DSPARK")
     )
-    num_steps: int = option(3, "draft steps", "the usual depth of a one-layer draft", low=1, high=16)
+    num_steps: Optional[int] = option(
+        None, "draft steps", "3 for EAGLE, the usual depth of a one-layer draft; DSPARK has one", low=1, high=16
+    )
     eagle_topk: int = option(1, "branches of a draft step", "DeepSeek-V4 takes only 1", low=1, high=1)
-    num_draft_tokens: int = option(4, "tokens verified at once", "draft steps plus one", low=1, high=64)
-    moe_runner_backend: str = option(
-        "triton", "MoE kernels of the draft model", "left to itself the engine picks kernels for sm_100 (sglang#30952)"
+    num_draft_tokens: Optional[int] = option(
+        None,
+        "tokens verified at once",
+        "for EAGLE draft steps plus one; for DSPARK what the draft was made for, any other number ends the engine",
+        low=1,
+        high=64,
+    )
+    moe_runner_backend: Optional[str] = option(
+        None,
+        "MoE kernels of the draft model",
+        "the model's own: the draft layer has the same FP4 experts, and triton cannot read them (sglang#30952)",
     )
 
 

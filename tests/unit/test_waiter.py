@@ -301,6 +301,7 @@ def test_a_unit_that_restarts_over_and_over_has_failed(tmp_path: Path) -> None:
         ("OSError: [Errno 98] Address already in use", "port of this instance"),
         ("launch_server.py: error: unrecognized arguments: --cuda-graph-max-bs", "argument is unknown"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "memory does not hold"),
+        ("ValueError: DSpark dense speculative decoding requires setting --speculative-draft-model-path.", "no draft"),
         ("ModuleNotFoundError: No module named 'sgl_kernel'", "release is incomplete"),
         ("OSError: libnuma.so.1: cannot open shared object file: No such file", "release is incomplete"),
         (

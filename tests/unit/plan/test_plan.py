@@ -204,10 +204,30 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
     assert made.routers[0].workers["decode"][0].url == "http://[2001:db8::1]:30100"
 
 
-def test_speculation_is_explicit_about_the_draft_model() -> None:
-    made = inv.planned(inv.host(), pd_speculative={"algorithm": "EAGLE"})
-    assert named(made, "decode-0").args["speculative-moe-runner-backend"] == "triton"
-    assert named(made, "prefill-0").args["speculative-algorithm"] == "EAGLE"
+SPECULATIVE = "speculative-"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "args"),
+    [
+        ({"algorithm": "EAGLE"}, {"algorithm": "EAGLE", "num-steps": 3, "eagle-topk": 1, "num-draft-tokens": 4}),
+        (
+            {"algorithm": "EAGLE", "num_steps": 2, "moe_runner_backend": "marlin"},
+            {"num-steps": 2, "num-draft-tokens": 3, "moe-runner-backend": "marlin"},
+        ),
+        # The number is the draft's own: the engine ends where it is given another.
+        ({"algorithm": "DSPARK"}, {"algorithm": "DSPARK", "eagle-topk": 1}),
+        ({"algorithm": "DSPARK", "num_draft_tokens": 6}, {"num-draft-tokens": 6}),
+    ],
+)
+def test_speculation_is_the_same_for_both_sides(wanted: dict[str, Any], args: dict[str, Any]) -> None:
+    made = inv.planned(inv.host(), pd_speculative=wanted)
+    for item in made.instances:
+        found = {name.removeprefix(SPECULATIVE): value for name, value in item.args.items() if SPECULATIVE in name}
+        assert found | args == found
+        assert set(found) - set(args) <= {"algorithm", "eagle-topk"}
+        if "moe-runner-backend" not in args:
+            assert "the model's own" in reasons(item, "speculative-moe-runner-backend")
 
 
 def test_levers_of_the_operator_win_and_are_named() -> None:
