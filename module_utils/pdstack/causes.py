@@ -87,6 +87,11 @@ CAUSES: List[Cause] = [
         "(pd_excluded_gpus)",
     ),
     Cause(
+        r"failed to map segment from shared object|Permission denied: '/tmp/sglang_temp_file",
+        "what was compiled or written may not be executed: /var/lib/pdstack or /tmp is mounted noexec",
+        "look at `findmnt -T /var/lib/pdstack/jit` and `findmnt -T /tmp`; mount that one without noexec",
+    ),
+    Cause(
         r"no CUDA-capable device is detected|CUDA unknown error|CUDA driver initialization failed"
         r"|No CUDA GPUs are available",
         "the driver shows the service no GPU, most likely since /dev/nvidia* or /dev/nvidia-uvm is not there",

@@ -29,6 +29,7 @@ class Engine:
     minimum_driver: int = 580  # CUDA 13.0
     kernel_reason: str = ""  # what the bundle's own sm_120 kernels do for this release under "auto"; "": nothing
     pcie_all_reduce: str = ""  # variable that turns on all-reduce kernels for GPUs without NVLink, where it has some
+    own_numa: str = ""  # variable that turns off the release's own pinning of ranks, where it has one
     strict_numa: str = ""  # variable that makes a failed NUMA binding of a rank fatal, where the release has one
 
 
@@ -75,6 +76,7 @@ ENGINES: Dict[str, Engine] = {
         speculative=("EAGLE", "DSPARK"),
         kernel_reason="this release has sm_120 kernels of its own: only the guard of the draft model's FP4 experts",
         pcie_all_reduce="SGLANG_ENABLE_PCIE_IPC_ALLREDUCE",
+        own_numa="SGLANG_AUTO_NUMA_BIND",
         strict_numa="SGLANG_CRASH_ON_NUMA_BIND_FAILURE",
     ),
 }

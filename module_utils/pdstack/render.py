@@ -250,6 +250,13 @@ def _gpu(intent: Intent, seat: Seat, cpus: Cpus, peers: Sequence[Seat]) -> Choic
             "numa-node",
             f"the instance {_locality(seat)}: the engine pins each rank; one entry for each visible GPU",
         )
+    elif cpus.memory_nodes and release.own_numa:
+        env[release.own_numa] = "0"
+        chosen.because(
+            release.own_numa,
+            "0: the unit has pinned CPUs and memory; the engine would do it again by a script in /tmp, which does not "
+            "run where that is mounted noexec",
+        )
     if seat.role in ("prefill", "decode") and intent.settings.transfer == "nixl":
         local = [i for peer in peers if peer.host.name == seat.host.name for i in peer.spot.positions]
         across = any(peer.host.name != seat.host.name for peer in peers)

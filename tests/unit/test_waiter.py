@@ -315,6 +315,8 @@ def test_a_unit_that_restarts_over_and_over_has_failed(tmp_path: Path) -> None:
         ("RuntimeError: Failed to find C compiler. Please specify via CC", "Python's headers or the compiler"),
         ("NVRM: Xid (PCI:0000:06:00): 79, GPU has fallen off the bus.", "a GPU failed"),
         ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "a GPU failed"),
+        ("ImportError: cuda_utils.so: failed to map segment from shared object", "mounted noexec"),
+        ("PermissionError: [Errno 13] Permission denied: '/tmp/sglang_temp_file_17.sh'", "mounted noexec"),
         ("RuntimeError: No CUDA GPUs are available", "shows the service no GPU"),
         ("RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment", "no GPU"),
         ("torch.distributed.DistBackendError: NCCL communicator was aborted", "a rank hung or never joined"),

@@ -125,6 +125,21 @@ def test_nothing_is_said_of_compilers_where_the_memory_is_not_known() -> None:
     assert "MAX_JOBS" not in named(inv.planned(facts), "decode-0").env
 
 
+@pytest.mark.parametrize(
+    ("release", "topology", "variable"),
+    [
+        ("sglang-0.5.23", inv.pd(4, 4), "0"),  # pinned by its unit
+        ("sglang-0.5.23", inv.aggregated(8), None),  # over both nodes: the engine pins each rank
+        ("sglang-0.5.13.post1", inv.pd(4, 4), None),  # does nothing where a unit has pinned it
+    ],
+)
+def test_ranks_are_pinned_once(release: str, topology: Any, variable: str | None) -> None:
+    """The engine's own way runs numactl by a script in /tmp, and ends where that is mounted noexec."""
+    for item in inv.planned(inv.host(), pd_release=release, pd_topology=topology).instances:
+        assert item.env.get("SGLANG_AUTO_NUMA_BIND") == variable
+        assert ("numa-node" in item.args) is (topology["mode"] == "aggregated")
+
+
 def test_a_server_that_does_all_has_as_long_for_its_first_request_as_a_pair() -> None:
     """The engine gives prefill and decode 1800 s for it and others 600, after which it ends itself."""
     for topology in (inv.aggregated(8), inv.replicas(4, 2)):
