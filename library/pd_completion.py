@@ -27,6 +27,10 @@ options:
       prefill:
         description: The prefill server that works with it, with C(bootstrap_host) and C(bootstrap_port) as well.
         type: dict
+      words:
+        description: Words of the prompt. 0 is a few.
+        type: int
+        default: 0
   model:
     description: The name that the model is served by.
     type: str
@@ -73,7 +77,11 @@ def main() -> None:
                 "type": "list",
                 "elements": "dict",
                 "required": True,
-                "options": {"through": {"type": "dict", "required": True}, "prefill": {"type": "dict"}},
+                "options": {
+                    "through": {"type": "dict", "required": True},
+                    "prefill": {"type": "dict"},
+                    "words": {"type": "int", "default": 0},
+                },
             },
             "model": {"type": "str", "required": True},
             "timeout": {"type": "int", "default": 120},
@@ -88,16 +96,18 @@ def main() -> None:
         if probe["prefill"]:
             prefill = codec.load(completion.Endpoint, probe["prefill"])
             name = f"{through.name} with {prefill.name}"
+        name += f", {probe['words']} words" if probe["words"] else ""
+        words = probe["words"]
         if prefill:
-            outcome = completion.pair(prefill, through, model, timeout)
+            outcome = completion.pair(prefill, through, model, timeout, words=words)
         else:
-            outcome = completion.through(through, model, timeout)
+            outcome = completion.through(through, model, timeout, words=words)
         outcomes.append({"name": name, **codec.dump(outcome)})
     failed = [item for item in outcomes if not item["ok"]]
     if failed:
-        words = "\n".join(f"- {item['name']}: {item['detail']} after {item['seconds']} s" for item in failed)
+        lines = "\n".join(f"- {item['name']}: {item['detail']} after {item['seconds']} s" for item in failed)
         module.fail_json(
-            msg=f"completions failed:\n{words}\nneeded: status 200 and the tokens asked for; do: look at the journals "
+            msg=f"completions failed:\n{lines}\nneeded: status 200 and the tokens asked for; do: look at the journals "
             "of these units, mend the cause and run again. What did not restart goes on serving",
             outcomes=outcomes,
         )

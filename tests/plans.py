@@ -55,6 +55,7 @@ def instance(role: str, index: int, host: str, **changes: Any) -> dict[str, Any]
 
 PLAN: dict[str, Any] = {
     "release": "r",
+    "profile": "cpu",
     "model": {"served_name": "tiny"},
     "canary": codec.dump(settings.Canary()),
     "security": OPEN,

@@ -6,6 +6,7 @@ room, and decode answers. So the KV cache must travel, which neither side's /hea
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -52,14 +53,16 @@ def post(endpoint: Endpoint, body: Dict[str, Any], timeout_s: float) -> Reply:
     return http.request("POST", endpoint.base + "/v1/completions", body, timeout_s, access)
 
 
-def through(endpoint: Endpoint, model: str, timeout_s: float, send: Post = post) -> Outcome:
-    """Ask a router, or an engine that serves alone."""
+def through(endpoint: Endpoint, model: str, timeout_s: float, send: Post = post, words: int = 0) -> Outcome:
+    """Ask a router, or an engine that serves alone, with a prompt of so many words (0: of a few)."""
     begin = time.monotonic()
-    return _judge(send(endpoint, _body(model), timeout_s), begin)
+    return _judge(send(endpoint, _body(model, words), timeout_s), begin)
 
 
-def pair(prefill: Endpoint, decode: Endpoint, model: str, timeout_s: float, send: Post = post) -> Outcome:
-    """Ask exactly this prefill and this decode."""
+def pair(
+    prefill: Endpoint, decode: Endpoint, model: str, timeout_s: float, send: Post = post, words: int = 0
+) -> Outcome:
+    """Ask exactly this prefill and this decode, with a prompt of so many words (0: of a few)."""
     begin = time.monotonic()
     room = {
         "bootstrap_host": prefill.bootstrap_host,
@@ -69,7 +72,7 @@ def pair(prefill: Endpoint, decode: Endpoint, model: str, timeout_s: float, send
     replies: Dict[str, Reply] = {}
 
     def ask(side: str, endpoint: Endpoint) -> None:
-        replies[side] = send(endpoint, {**_body(model), **room}, timeout_s)
+        replies[side] = send(endpoint, {**_body(model, words), **room}, timeout_s)
 
     # A daemon: when decode has failed at once, nobody waits for prefill to run into its own time limit.
     first = threading.Thread(target=ask, args=("prefill", prefill), daemon=True)
@@ -84,8 +87,9 @@ def pair(prefill: Endpoint, decode: Endpoint, model: str, timeout_s: float, send
     return Outcome(False, outcome.seconds, f"{decode.name}: {outcome.detail}; {prefill.name}: {told}")
 
 
-def _body(model: str) -> Dict[str, Any]:
-    return {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+def _body(model: str, words: int) -> Dict[str, Any]:
+    prompt = " ".join(itertools.islice(itertools.cycle(PROMPT.split()), words)) or PROMPT
+    return {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 
 
 def _judge(reply: Reply, begin: float) -> Outcome:

@@ -17,6 +17,8 @@ CONFIG_FOLDER = "/etc/pdstack"
 # Keys and the router's certificate, mode 0600 root: for systemd, which hands them to units, and for our modules.
 CREDENTIALS = f"{CONFIG_FOLDER}/credentials"
 LAUNCHER = "/opt/pdstack/launch.py"
+# Of the longer prompt that proves an engine on GPUs: more than decode's kernels take, less than a chunk of prefill.
+LONG_WORDS = 2048
 # Where the canary finds this package: as much of it as it imports.
 LIBRARY = "/opt/pdstack/lib"
 CANARY_UNITS = ("pd-canary.service", "pd-canary.timer")
@@ -212,7 +214,9 @@ def router_workers(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:
 def probes(plan: Mapping[str, Any], host: str, sets: Sequence[str]) -> List[Dict[str, Any]]:
     """Return the completions that prove these sets, as pd_completion takes them.
 
-    Each decode of this host answers with every prefill of its set, so that the KV cache crosses each lane.
+    Each decode of this host answers with every prefill of its set, so that the KV cache crosses each lane. On GPUs a
+    longer prompt follows the short one: it takes other kernels, and what is compiled at the first of them lets the
+    engine look dead to its router for as long. Better now, while no client waits.
     """
     found: List[Dict[str, Any]] = []
     for item in instances_of(plan, host):
@@ -223,7 +227,11 @@ def probes(plan: Mapping[str, Any], host: str, sets: Sequence[str]) -> List[Dict
         elif item["role"] == "decode":
             peers = [peer for peer in plan["instances"] if peer["role"] == "prefill" and peer["set"] == item["set"]]
             found += [{"through": endpoint(plan, item), "prefill": endpoint(plan, peer)} for peer in peers]
-    return found
+    if plan["profile"] != "gpu" or not found:
+        return found
+    # A word is some five bytes, and no tokenizer makes more tokens than bytes: this fits any context.
+    words = min(LONG_WORDS, min(item["args"]["context-length"] for item in instances_of(plan, host)) // 8)
+    return found + [{**probe, "words": words} for probe in found]
 
 
 def router_probes(plan: Mapping[str, Any], host: str) -> List[Dict[str, Any]]:

@@ -27,6 +27,20 @@ def test_a_pair_is_asked_with_one_room_and_decode_answers() -> None:
     assert (seen["decode-0"]["bootstrap_host"], seen["decode-0"]["bootstrap_port"]) == ("10.0.0.1", 8998)
 
 
+@pytest.mark.parametrize("words", [0, 3, 1024])
+def test_a_prompt_is_as_long_as_it_was_asked_for(words: int) -> None:
+    seen: list[str] = []
+
+    def send(endpoint: completion.Endpoint, body: dict[str, Any], timeout_s: float) -> Reply:
+        seen.append(body["prompt"])
+        return GOOD
+
+    assert completion.pair(PREFILL, DECODE, "tiny", 5, send, words).ok
+    assert completion.through(DECODE, "tiny", 5, send, words).ok
+    assert {len(prompt.split()) for prompt in seen} == {words or 4}
+    assert all(len(prompt) <= 5 * len(prompt.split()) for prompt in seen), "what service.probes counts with"
+
+
 def test_a_failure_tells_what_each_side_said() -> None:
     def send(endpoint: completion.Endpoint, body: dict[str, Any], timeout_s: float) -> Reply:
         return Reply(500, "kv transfer failed") if endpoint is DECODE else Reply(0, "refused")

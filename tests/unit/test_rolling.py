@@ -113,6 +113,17 @@ def test_each_decode_proves_every_prefill_of_its_set() -> None:
     assert service.probes(pairs(2, "ab"), "a", ["pair-1"]) == []
 
 
+@pytest.mark.parametrize(("context", "words"), [(256, 32), (8192, 1024), (1_048_576, 2048)])
+def test_on_gpus_a_longer_prompt_compiles_before_clients_come(context: int, words: int) -> None:
+    plan = {**pairs(1), "profile": "gpu"}
+    for item in plan["instances"]:
+        item["args"]["context-length"] = context
+    short, long = service.probes(plan, "a", ["pair-0"])
+    assert "words" not in short
+    assert long == {**short, "words": words}
+    assert service.probes(plan, "b", ["pair-0"]) == []
+
+
 def test_a_router_gets_the_workers_of_its_plan() -> None:
     found = service.router_workers(pairs(2, "ab"), "a")
     assert [item["name"] for item in found] == ["prefill-0", "decode-0", "prefill-1", "decode-1"]
