@@ -201,6 +201,11 @@ class CtypesNvml:
     def nvmlDeviceGetEccMode(self, handle: Any) -> List[int]:
         return self._pair("nvmlDeviceGetEccMode", handle)
 
+    def nvmlDeviceGetRemappedRows(self, handle: Any) -> List[int]:
+        counts = [c_uint() for _count in range(4)]
+        self._call("nvmlDeviceGetRemappedRows", handle, *map(byref, counts))
+        return [count.value for count in counts]
+
     def nvmlDeviceGetPersistenceMode(self, handle: Any) -> int:
         return self._number("nvmlDeviceGetPersistenceMode", handle)
 
@@ -355,6 +360,9 @@ def _device(api: Any, handle: Any, device: NvmlDevice, announce: Callable[[str],
     bar1 = ask_for("nvmlDeviceGetBAR1MemoryInfo", handle)
     mig, ecc = ask_for("nvmlDeviceGetMigMode", handle), ask_for("nvmlDeviceGetEccMode", handle)
     persistence = ask_for("nvmlDeviceGetPersistenceMode", handle)
+    rows = ask_for("nvmlDeviceGetRemappedRows", handle)  # corrected, uncorrected, pending, failed
+    if rows and rows[3]:
+        problems.append("a bad row of its memory could not be replaced (row remapping failed)")
     fabric_state, fabric_status = _fabric(api, handle, ask_for)
     return NvmlDevice(
         pci=device.pci,

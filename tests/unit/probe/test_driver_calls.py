@@ -102,6 +102,15 @@ def test_nvidia_ml_py_and_ctypes_answer_alike(name, simulated):
     assert codec.dump(own) | {"binding": ""} == codec.dump(package) | {"binding": ""}
 
 
+@pytest.mark.parametrize(("answer", "words"), [("1", "row remapping failed"), ("0", ""), ("-1", "")])
+def test_memory_that_cannot_be_mended_is_a_trouble_of_its_gpu(answer, words, simulated):
+    """It answers and computes, now and then wrongly: the plan refuses it with the others that have troubles."""
+    request, _ = simulated("rtx-pro-6000-8", f"remap_failed 2 0 {answer}")
+    found = probe.probe(request).gpus
+    assert [bool(gpu.problems) for gpu in found] == [bool(words) and i == 2 for i in range(8)]
+    assert words in "; ".join(found[2].problems)
+
+
 def test_a_missing_function_is_said(simulated, libraries):
     class Old:
         """A library of before multicast."""
