@@ -74,11 +74,14 @@ def test_a_command_of_the_page(host: Any, folder: Path, prompt: str, command: st
         line = command.replace("journalctl -fu", "journalctl -n 20 --no-pager -u")
         done = host.run(f"export SYSTEMD_PAGER=cat; {line}")
         assert done.rc in ((0, 3) if line.startswith("systemctl status") else (0,)), done
+        said = done.stdout
     else:
         line = on_the_lab(command, host.backend.get_hostname(), folder)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         ran = subprocess.run(
             line, shell=True, cwd=scenario.ROOT, env=scenario.env(PATH=path), capture_output=True, text=True
         )
+        said = ran.stdout + ran.stderr
         assert ran.returncode == status, f"{line}\n{ran.stdout[-6000:]}{ran.stderr[-2000:]}"
-    record("command", prompt=prompt, command=command, seconds=time.monotonic() - began, status=status)
+    seconds = time.monotonic() - began
+    record("command", prompt=prompt, command=command, seconds=seconds, status=status, said=said[-3000:])
