@@ -6,6 +6,7 @@ test_repair.py.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -21,6 +22,13 @@ from drift.test_repair import record
 from unit.test_operations_docs import blocks
 
 OTHER_RELEASE = "cpu-0.5.22"
+# The default loads, such as 96 requests of 512 tokens at each step, are for GPUs: a quarter of an hour here.
+LOAD = json.dumps(
+    {
+        "pd_benchmark": {"concurrency": [1, 4], "requests": 8, "output_len": 16, "repeats": 2},
+        "pd_trace": {"steps": 3, "concurrency": 2},
+    }
+)
 # drift.yml behind a line that changed the host has to say so.
 DIFFERS = {"systemctl stop pd.target"}
 
@@ -55,6 +63,8 @@ def on_the_lab(command: str, name: str, folder: Path) -> str:
     command = re.sub(r"(pd_drain|pd_resume|pd_retire)=gpu\d", rf"\1={name}", command)
     if "drain.yml" in command:
         command += " -e pd_drain_outage=true"  # the only host there is
+    if "benchmark.yml" in command or "profile.yml" in command:
+        command += f" -e '{LOAD}'"
     if "support_bundle.yml" in command and "pd_bundle" not in command:
         command += f" -e pd_bundle={folder}/default.tar.gz"
     # What can be fetched in a lab's time.
