@@ -227,6 +227,8 @@ def _gpu(intent: Intent, seat: Seat, cpus: Cpus, peers: Sequence[Seat]) -> Choic
         "HOME",
         "the JIT cache too: Triton, TileLang, tvm-ffi and flashinfer of some releases write below the home folder",
     )
+    # By itself torch takes /tmp, which ends with the unit: 0.5.13 would compile anew at each start.
+    env["TORCHINDUCTOR_CACHE_DIR"] = f"{env['SGLANG_CACHE_DIR']}/inductor"
     jobs = _compile_jobs(facts, cpus)
     if jobs:
         env["MAX_JOBS"] = str(jobs)

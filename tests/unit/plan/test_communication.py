@@ -62,6 +62,7 @@ def test_all_that_is_compiled_at_run_time_goes_to_one_folder() -> None:
     env = named(inv.planned(inv.host()), "decode-0").env
     assert env["HOME"] == env["SGLANG_CACHE_DIR"]
     assert env["HOME"].startswith("/var/lib/pdstack/jit/")
+    assert env["TORCHINDUCTOR_CACHE_DIR"] == env["HOME"] + "/inductor", "torch would take the unit's own /tmp"
 
 
 @pytest.mark.parametrize(
