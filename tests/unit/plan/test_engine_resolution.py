@@ -58,7 +58,8 @@ def planned(**changes: Any) -> list[plan.Instance]:
 
 
 def ask(python: pathlib.Path, model: pathlib.Path, instances: list[plan.Instance]) -> list[dict[str, Any]]:
-    kept = ("SGLANG_CACHE_DIR", "HOME", "SGLANG_PLUGINS", "CUDA_VISIBLE_DEVICES")  # of the host, not of the resolution
+    # Of the host, not of the resolution.
+    kept = ("SGLANG_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HOME", "SGLANG_PLUGINS", "CUDA_VISIBLE_DEVICES")
     requests = [
         {"args": item.args, "env": {name: value for name, value in item.env.items() if name not in kept}}
         for item in instances
