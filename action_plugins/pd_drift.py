@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from ansible.module_utils.pdstack import codec, drift, facts, inventory, plan, refusal, report
@@ -37,16 +38,23 @@ class ActionModule(ActionBase):
         except (codec.CodecError, facts.FactsError) as error:
             return {**result, "failed": True, "msg": f"pd_drift: a document has the wrong shape: {error}"}
         try:
-            wanted = plan.plan(inventory.read_intent(task_vars or {}), found, in_force)
+            intended = inventory.read_intent(task_vars or {})
         except refusal.IntentError as error:
             return {**result, "failed": True, "msg": str(error)}
+        try:
+            wanted = plan.plan(intended, found, in_force)
         except refusal.PlanRefused as error:
             if in_force is None:
                 return {**result, "failed": True, "msg": str(error)}
             wanted = in_force  # what runs is still compared with what it was deployed for
             items += drift.of_refusals("plan", error.refusals, sorted(found))
-        held = plan.foreign_ports(wanted, found) + plan.foreign_processes(wanted, found)
-        items += drift.of_refusals("in use", held, sorted(found))
+        # A deployment stops whom pd_stop_foreign names; whoever else holds a port or a GPU of ours is for a person.
+        others = plan.foreign_ports(wanted, found, intended.settings.stop_foreign)
+        named = [one for one in plan.foreign_ports(wanted, found) if one not in others]
+        items += drift.of_refusals("in use", others + plan.foreign_processes(wanted, found), sorted(found))
+        items += [
+            dataclasses.replace(item, repair=drift.DEPLOY) for item in drift.of_refusals("in use", named, sorted(found))
+        ]
         return {
             **result,
             "changed": False,

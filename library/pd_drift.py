@@ -12,7 +12,7 @@ description:
   - Makes the plan as M(pd_plan) does. Where it is refused, such as for a GPU that is gone, the refusal is drift, and
     the plan in force is what the hosts are compared with.
   - Compares GPUs, driver and NUMA nodes with what the last deployment recorded, and names processes of others on our
-    ports and GPUs.
+    ports and GPUs. A deployment stops those that C(pd_stop_foreign) names; the rest is for a person.
   - Runs on the controller, opens no connection and changes nothing.
 version_added: "0.1.0"
 options:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 import yaml
 from ansible.parsing.dataloader import DataLoader
 from pdstack import codec, plan
+from pdstack.facts import Port
 from unit.plan import inventories as inv
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -73,13 +75,12 @@ def play(tmp_path: pathlib.Path) -> Callable[..., Done]:
 
 
 VALIDATE = {"name": "Validate", "pd_validate": {}}
+HOSTS = ("gpu1", "gpu2", "front")
 PING = {"name": "Reach the hosts", "ansible.builtin.ping": {}}
 GOOD = inv.variables(pd_topology=inv.replicas(4, "auto"), pd_kernel_extension="off")
 
 
-def planning(
-    tmp_path: pathlib.Path, *, names: tuple[str, ...] = ("gpu1", "gpu2", "front"), **arguments: Any
-) -> dict[str, Any]:
+def planning(tmp_path: pathlib.Path, *, names: tuple[str, ...] = HOSTS, **arguments: Any) -> dict[str, Any]:
     """Return the task that plans with facts as a probe would have registered them."""
     facts = {name: codec.dump(inv.host(name)) for name in names}
     (tmp_path / "facts.json").write_text(json.dumps(facts))
@@ -125,6 +126,22 @@ def test_what_a_playbook_acts_by_is_judged_alone_whatever_the_rest_is_like(play:
     assert "pd_retire_kept found: an unknown variable" in words
     assert "pd_retire_keep found: 'checkpoint' needed: a list, each item a string" in words
     assert "nonsense" not in words
+
+
+def test_who_holds_our_ports_is_for_a_person_but_for_whom_a_deployment_stops(
+    play: Callable[..., Done], tmp_path: pathlib.Path
+) -> None:
+    stale = [Port(8000, "0.0.0.0", 42, "python3", "old.service"), Port(29001, "0.0.0.0", 43, "python3")]
+    facts = {name: codec.dump(inv.host(name, ports=stale if name == "front" else [])) for name in HOSTS}
+    empty: dict[str, dict[str, Any]] = {name: {} for name in HOSTS}
+    show = {"name": "Show", "ansible.builtin.debug": {"msg": "{{ one.drift | to_json }}"}, "run_once": True}
+    look = {"name": "Look", "pd_drift": {"facts": facts, "previous": empty, "baselines": empty}, "register": "one"}
+    done = play({**GOOD, "pd_stop_foreign": ["old"]}, look, show)
+    assert done.rc == 0, done.text
+    items = json.loads(re.findall(r"msg: '?(\[.*\])", " ".join(done.text.split()))[0])
+    repairs = {item["item"]: item["repair"] for item in items if item["kind"] == "in use"}
+    assert repairs.pop("port 8000") == "deploy_pd.yml"
+    assert [(item, repair[:26]) for item, repair in repairs.items()] == [("port 29001", "stop it if nobody needs it")]
 
 
 def test_the_trace_of_a_connection_would_be_seen(play: Callable[..., Done]) -> None:
