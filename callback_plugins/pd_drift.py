@@ -82,7 +82,9 @@ class CallbackModule(CallbackBase):
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         # Once a deployment is known to be under way, the look ends for that.
-        if self.report is not None and self.report.judges and not ignore_errors:
+        # What tasks/failed.yml says after a failure is that failure once more.
+        again = result.task_name.startswith("failed | ")
+        if self.report is not None and self.report.judges and not ignore_errors and not again:
             message = str(result.result.get("msg") or result.result.get("stderr") or "it failed without a word")
             # Of a module that could not begin, as on a full disk, the last line of Python tells why, and not Ansible's.
             last = str(result.result.get("module_stderr") or "").strip().splitlines()[-1:]

@@ -22,15 +22,23 @@ UNVALIDATED = {
 }
 
 
+def steps_of(play):
+    return [step for part in ("pre_tasks", "roles", "tasks", "post_tasks") for step in play.get(part) or []]
+
+
+def included(step):
+    """The file whose tasks a step includes or imports."""
+    body = step.get("ansible.builtin.include_tasks") or step.get("ansible.builtin.import_tasks")
+    return body.get("file") if isinstance(body, dict) else body
+
+
 def first_steps(plays):
     """What a playbook does first: a playbook that it imports, a task file, or a module."""
     for play in plays[:1]:
         if "ansible.builtin.import_playbook" in play:
             yield play["ansible.builtin.import_playbook"]
         for task in list(tree.tasks_in([play], "first"))[:1]:
-            body = task.body[task.module]
-            included = body.get("file") if isinstance(body, dict) else body
-            yield included if task.module == "ansible.builtin.include_tasks" else task.module
+            yield included(task.body) or task.module
 
 
 def order_problems(plays):
@@ -51,7 +59,7 @@ def static_problems(plays):
         if play.get("roles"):
             yield "roles connect"
     for task in tree.tasks_in(plays, "validate.yml"):
-        if task.module not in STATIC:
+        if task.module not in STATIC and included(task.body) != "tasks/intent.yml":
             yield f"{task.module} connects"
 
 
@@ -68,6 +76,88 @@ def play_problems(play, phase=None):
         yield f"the play is not tagged {phase}"
     if phase and play.get("any_errors_fatal") is not True:
         yield "any_errors_fatal is not true: prefill and decode would be left one old, one new"
+
+
+def gives_back(step):
+    """Whether a block gives the hosts back where it fails: by a rescue that ends the run, or by an `always`."""
+    if any(task.body.get("pd_lock") == {"state": "released"} for task in tree.tasks_in(step.get("always"), "always")):
+        return True
+    rescue = list(tree.tasks_in(step.get("rescue"), "rescue"))
+    return bool(rescue) and included(rescue[-1].body) == "tasks/failed.yml" and "always" in rescue[-1].tags
+
+
+def unguarded(play):
+    """Steps of a play that may fail while the hosts are held and leave their lock, at which the canary looks away."""
+    for step in steps_of(play):
+        if not isinstance(step, dict) or not gives_back(step):
+            if not isinstance(step, dict) or "ansible.builtin.debug" not in step:
+                yield str(step)[:80]
+            continue
+        # Ansible fails the hosts of such a task twice: through this block's rescue and out of it, but for one.
+        yield from (f"run_once in the block itself: {inner['name']}" for inner in step["block"] if "run_once" in inner)
+
+
+def lock_problems(plays, imported):
+    """Where a playbook that takes the lock may end without giving it back; `imported` gives a playbook's plays."""
+    names = [play.get("ansible.builtin.import_playbook") for play in plays]
+    if "lock.yml" in names:
+        if names[-1] != "unlock.yml":
+            yield "does not end with unlock.yml"
+        for play in plays[names.index("lock.yml") :]:
+            name = play.get("ansible.builtin.import_playbook")
+            if name != "unlock.yml":
+                yield from (step for inner in (imported(name) if name else [play]) for step in unguarded(inner))
+    for play in plays:
+        taking = [
+            any(included(task.body) == "tasks/lock.yml" for task in tree.tasks_in([step], ""))
+            for step in steps_of(play)
+        ]
+        if any(taking):
+            yield from unguarded({"tasks": steps_of(play)[taking.index(True) :]})
+
+
+TAKING = ["ab", "deploy_pd", "drain", "lock", "resume", "retire", "rollback"]
+
+
+def test_who_takes_the_lock_is_known():
+    found = [path.stem for path in tree.matching("playbooks/*.yml") if "lock.yml" in path.read_text()]
+    assert sorted(found) == TAKING
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_who_takes_the_lock_gives_it_back_on_every_path(name):
+    def plays(file):
+        return tree.plays(tree.ROOT / "playbooks" / file)
+
+    assert list(lock_problems(plays(f"{name}.yml"), plays)) == []
+
+
+GUARD = "rescue: [{ansible.builtin.include_tasks: {file: tasks/failed.yml}, tags: [always]}]"
+HELD = "{block: [{ansible.builtin.include_tasks: tasks/lock.yml}], " + GUARD + "}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[{ansible.builtin.import_playbook: lock.yml}, {ansible.builtin.import_playbook: good.yml}]",
+        "[{ansible.builtin.import_playbook: lock.yml}, {hosts: all, roles: [x]}, "
+        "{ansible.builtin.import_playbook: unlock.yml}]",
+        "[{hosts: all, tasks: [{ansible.builtin.include_tasks: tasks/lock.yml}]}]",
+        "[{hosts: all, tasks: [{block: [{ansible.builtin.include_tasks: tasks/lock.yml}], rescue: [{pd_lock: {}}]}]}]",
+        "[{hosts: all, tasks: [" + HELD.replace(", tags: [always]", "") + "]}]",
+        "[{hosts: all, tasks: [" + HELD + ", {pd_files: {}}]}]",
+        "[{hosts: all, tasks: [{block: [{ansible.builtin.include_tasks: tasks/lock.yml}, "
+        "{name: Refuse, ansible.builtin.fail: {}, run_once: true}], " + GUARD + "}]}]",
+    ],
+)
+def test_a_path_that_keeps_the_lock_is_found(text):
+    assert list(lock_problems(tree.parse(text), lambda name: []))
+
+
+@pytest.mark.parametrize("step", [HELD, HELD.replace(GUARD, "always: [{pd_lock: {state: released}}]")])
+def test_a_block_that_gives_the_hosts_back_passes(step):
+    text = "[{hosts: all, tasks: [{pd_validate: {}}, " + step + ", {ansible.builtin.debug: {}}]}]"
+    assert list(lock_problems(tree.parse(text), lambda name: [])) == []
 
 
 def test_deployment_imports_the_phases_in_order():
@@ -90,13 +180,22 @@ def test_one_file_runs_the_service():
 @pytest.mark.parametrize("path", [DEPLOY, *PLAYBOOKS], ids=lambda path: path.stem)
 def test_a_slip_in_a_variable_is_found_before_anything_else(path):
     """A misspelt pd_retire_keep would take the checkpoints along, a misspelt bound would bound nothing."""
-    looks = list(first_steps(tree.plays(path))) in (["validate.yml"], ["tasks/plan.yml"], ["pd_validate"])
+    wanted = (["validate.yml"], ["tasks/plan.yml"], ["tasks/intent.yml"], ["pd_validate"])
+    looks = list(first_steps(tree.plays(path))) in wanted
     assert looks is (path.stem not in UNVALIDATED)
 
 
-def test_the_look_at_the_hosts_begins_with_the_variables():
+def test_the_variables_are_checked_in_one_place():
+    """Beside it stand the playbooks that judge only what they act by."""
+    whole = [
+        str(task)
+        for path in tree.matching("playbooks/*.yml", "playbooks/tasks/*.yml")
+        for task in tree.tasks_in(tree.load(path), path.name)
+        if task.module == "pd_validate" and not task.body["pd_validate"]
+    ]
+    assert whole == ["intent.yml: 'intent | Check every variable of the inventory'"]
     first = next(tree.tasks_in(tree.load(tree.ROOT / "playbooks/tasks/plan.yml"), "plan.yml"))
-    assert first.module == "pd_validate"
+    assert included(first.body) == "intent.yml"
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,14 @@ def test_a_target_without_a_complete_python_is_refused_where_it_may_not_be_insta
 
 @pytest.mark.parametrize(("host", "first"), [("thin", "preflight.yml"), ("bare", "lock.yml")])
 def test_a_target_without_a_complete_python_gets_one(connections, host, first):
-    """Alone a phase begins with the facts, a whole deployment with the lock: either needs Python."""
-    status, output = play(connections, {host: {}}, first)
+    """Alone a phase begins with the facts, a whole deployment with the lock: either needs Python. All stay in it."""
+    status, output = play(connections, {"whole": {}, host: {}}, first)
     assert status == 0, output[-3000:]
     assert on(host, "python3 -c 'import ctypes, json; print(1)'") == "1"
+    if first == "preflight.yml":
+        assert "GPUs 0-7 of 8 left idle" in output, "the pair takes the GPUs of one host, and the plan knows both"
+    else:
+        assert ["deploy.lock" in on(name, "ls /run/pdstack").split() for name in ("whole", host)] == [True, True]
 
 
 def test_a_full_disk_is_refused_before_the_release_is_touched(connections):

@@ -222,4 +222,5 @@ def test_a_release_that_fails_before_it_serves_leaves_what_serves(
     assert f"every host is on {OLD} again, and what runs there was not touched" in output
     assert (release(host, "current"), running(host, before)) == (OLD, {OLD})
     assert processes(host, before) == pids
+    assert host.run("test -e /run/pdstack/deploy.lock").rc == 1, "the canary would look away"
     assert plan_of(host) == before

@@ -34,23 +34,26 @@ PHASE = """
   when: [inventory_hostname in broken, phase == "{phase}", __pd_back is not defined]
 """
 PLAN = """
-- name: Plan
-  ansible.builtin.set_fact: {{pd_planned: {{plan: {{release: old}}}}}}
-- name: Say with what
-  ansible.builtin.lineinfile:
-    path: {log}
-    line: "plan {{{{ __pd_release }}}} {{{{ __pd_instead.pd_model.revision | default('as it is') }}}}"
-    create: true
-  run_once: true
+from ansible.module_utils.basic import AnsibleModule
+asked = {"facts": {"type": "dict"}, "previous": {"type": "dict"}, "release": {}, "variables": {"type": "dict"}}
+module = AnsibleModule(argument_spec=asked)
+assert sorted(module.params["facts"]) == ["a", "b"] == sorted(module.params["previous"]), "not all are planned for"
+revision = module.params["variables"].get("pd_model", {}).get("revision", "as it is")
+open(%r, "a").write(f"plan {module.params['release']} {revision}\\n")
+module.exit_json(plan={"release": "old"})
+"""
+LOCK = """
+from ansible.module_utils.basic import AnsibleModule
+AnsibleModule(argument_spec={"state": {"type": "str"}}).exit_json(held=False)
 """
 
 
 def play(phase: str) -> str:
-    """Return a play with the very task by which a phase's playbook runs it, or tries it."""
-    tasks = yaml.safe_load((ROOT / f"playbooks/{phase}.yml").read_text())[0]["tasks"]
-    (task,) = [task for task in tasks if task.get("vars", {}).get("__pd_phase") == phase]
-    hosts = {"name": "Play", "hosts": "a:b", "gather_facts": False, "any_errors_fatal": True}
-    return yaml.safe_dump([{**hosts, "tasks": [task]}])
+    """Return a phase's play with nothing but the very task that runs it, or tries it, and the rescue around it."""
+    (play,) = yaml.safe_load((ROOT / f"playbooks/{phase}.yml").read_text())
+    (guarded,) = play["tasks"]
+    guarded["block"] = [task for task in guarded["block"] if task.get("vars", {}).get("__pd_phase") == phase]
+    return yaml.safe_dump([{**play, "hosts": "a:b"}])
 
 
 def inventory(folder: pathlib.Path, served: bool = True, **hosts: dict[str, object]) -> None:
@@ -68,8 +71,10 @@ def host(
     """A host that was proven with its former release and a commit of the model; this run or an earlier one switched."""
     proven = {**former, "model": {**MODEL, "revision": revision}}
     current = f"{now}-{former['id'][-3:]}"
-    looked = {"proven": proven, "plan": {**proven, **plan}, "current_release": former["id"] if switches else current}
-    return {"pd_host": looked, "sglang_runtime_switched": {"changed": True, "id": current} if switches else {}}
+    found = former["id"] if switches else current
+    looked = {"facts": {}, "proven": proven, "plan": {**proven, **plan}, "current_release": found}
+    switched = {"changed": True, "id": current} if switches else {}
+    return {"pd_gpu": {"facts": {}}, "pd_host": looked, "sglang_runtime_switched": switched}
 
 
 @pytest.fixture
@@ -78,11 +83,12 @@ def book(tmp_path: pathlib.Path) -> pathlib.Path:
     tasks, library, log = tmp_path / "tasks", tmp_path / "library", tmp_path / "log"
     tasks.mkdir()
     library.mkdir()
-    for name in ("attempt", "go_back"):
+    for name in ("attempt", "go_back", "make_plan", "failed"):
         (tasks / f"{name}.yml").symlink_to(ROOT / f"playbooks/tasks/{name}.yml")
     for phase in PHASES:
         (tasks / f"run_{phase}.yml").write_text(PHASE.format(log=log, phase=phase))
-    (tasks / "make_plan.yml").write_text(PLAN.format(log=log))
+    (library / "pd_plan.py").write_text(PLAN % str(log))
+    (library / "pd_lock.py").write_text(LOCK)
     (library / "pd_release.py").write_text(RELEASE % str(log))
     for phase in PHASES:
         (tmp_path / f"{phase}.yml").write_text(play(phase))
@@ -98,6 +104,7 @@ def run(book: pathlib.Path, phase: str, broken: list[str]) -> tuple[int, str, li
         **os.environ,
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_LIBRARY": str(book / "library"),
+        "ANSIBLE_ACTION_PLUGINS": str(book / "none"),
         "ANSIBLE_FILTER_PLUGINS": str(ROOT / "filter_plugins"),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_SSH_RETRIES": "0",
