@@ -86,6 +86,14 @@ def test_a_module_that_could_not_begin_says_why(callback: Any) -> None:
     )
 
 
+def test_what_ends_a_phase_is_no_second_failure(callback: Any) -> None:
+    failed = result("gpu1", {"msg": "it broke"})
+    callback.v2_runner_on_failed(failed)
+    failed.task_name = "failed | End with what failed"
+    callback.v2_runner_on_failed(failed)
+    assert [failure.message for failure in callback.report.failures] == ["it broke"]
+
+
 SAME = {"changed": False, "declared": ["/etc/x"], "paths": {}}
 EDITED = {"changed": True, "declared": ["/etc/x"], "paths": {"/etc/x": "update"}, "diff": []}
 
